@@ -1,0 +1,52 @@
+"""Space, in integers: which block holds which token. No tensors here."""
+
+from llm_systems_cookbook.memory.allocator import BlockAllocator, OutOfBlocks
+from llm_systems_cookbook.memory.memory_manager import (
+    MemoryManager,
+    PagedMemory,
+    ReservedMemory,
+    Usage,
+)
+from llm_systems_cookbook.memory.reservation import (
+    BuddyRegions,
+    FirstFitRegions,
+    NoFreeRegion,
+)
+from llm_systems_cookbook.memory.sequence_table import (
+    BlockCopy,
+    SequenceTable,
+    fork_sequence,
+)
+from llm_systems_cookbook.memory.waste import (
+    Occupancy,
+    Waste,
+    expected_waste,
+    simulate_workload,
+    snapshot_waste,
+    time_weighted,
+    waste_bound,
+    whole_blocks,
+)
+
+__all__ = [
+    "BlockAllocator",
+    "BlockCopy",
+    "BuddyRegions",
+    "FirstFitRegions",
+    "MemoryManager",
+    "NoFreeRegion",
+    "Occupancy",
+    "OutOfBlocks",
+    "PagedMemory",
+    "ReservedMemory",
+    "SequenceTable",
+    "Usage",
+    "Waste",
+    "expected_waste",
+    "fork_sequence",
+    "simulate_workload",
+    "snapshot_waste",
+    "time_weighted",
+    "waste_bound",
+    "whole_blocks",
+]

@@ -1,0 +1,178 @@
+"""The block table of one sequence, and the fork that shares it."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from llm_systems_cookbook.memory._validate import require_at_least
+from llm_systems_cookbook.memory.allocator import BlockAllocator
+
+
+class BlockCopy(NamedTuple):
+    """A copy of one block's contents that the caller has to make.
+
+    Make it before anything else is written to either block: once the table
+    has let go of `source`, another owner may overwrite it in place.
+    """
+
+    source: int
+    destination: int
+
+
+class SequenceTable:
+    """Map a sequence's token positions to blocks.
+
+    The token at position p lies in block `block_ids[p // block_size]`, at
+    offset `p % block_size`. A table holds exactly the blocks that its length
+    needs, so only the last one, the tail, can be partly filled. A table knows
+    no allocator: pass the same one to every call.
+
+    Source: section 4.3 of Kwon et al., SOSP 2023, and Fig. 6.
+
+    Args:
+        block_size: tokens per block, at least 1.
+        block_ids: physical block of each logical block, in order.
+        length: tokens in the sequence.
+
+    Raises:
+        ValueError: block_size below 1, length below 0, or a number of blocks
+            other than the length needs.
+    """
+
+    def __init__(
+        self, block_size: int, block_ids: Iterable[int] = (), length: int = 0
+    ) -> None:
+        require_at_least(1, block_size=block_size)
+        require_at_least(0, length=length)
+        self.block_size = block_size
+        self.block_ids = list(block_ids)
+        self.length = length
+        if self._blocks_for(length) != len(self.block_ids):
+            raise ValueError(
+                f"{length} tokens need {self._blocks_for(length)} blocks of "
+                f"{block_size}, got {len(self.block_ids)}"
+            )
+
+    def _blocks_for(self, length: int) -> int:
+        return -(-length // self.block_size)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in the blocks the table holds."""
+        return len(self.block_ids) * self.block_size
+
+    def translate(self, position: int) -> tuple[int, int]:
+        """Return (block id, offset in the block) of a token position.
+
+        Raises:
+            IndexError: position outside [0, length).
+        """
+        if not 0 <= position < self.length:
+            raise IndexError(
+                f"position {position} is outside [0, {self.length})"
+            )
+        block, offset = divmod(position, self.block_size)
+        return self.block_ids[block], offset
+
+    def slot(self, position: int) -> int:
+        """Return the index of a token's slot in the whole pool.
+
+        Raises:
+            IndexError: position outside [0, length).
+        """
+        block_id, offset = self.translate(position)
+        return block_id * self.block_size + offset
+
+    def append(self, allocator: BlockAllocator) -> BlockCopy | None:
+        """Make room for one token; return the copy to make, if any.
+
+        A full table takes a new block. A partly filled tail that is shared
+        is replaced by a fresh block first (copy-on-write).
+
+        Raises:
+            OutOfBlocks: no block is free; nothing has changed.
+        """
+        copy = None
+        if self.length == self.capacity:
+            self.block_ids.append(allocator.alloc())
+        elif allocator.refcount(self.block_ids[-1]) > 1:
+            copy = self._replace_tail(allocator)
+        self.length += 1
+        return copy
+
+    def _replace_tail(self, allocator: BlockAllocator) -> BlockCopy:
+        shared, fresh = self.block_ids[-1], allocator.alloc()
+        self.block_ids[-1] = fresh
+        allocator.free(shared)
+        return BlockCopy(source=shared, destination=fresh)
+
+    def extend(self, allocator: BlockAllocator, n: int) -> list[BlockCopy]:
+        """Make room for `n` tokens, or for none at all.
+
+        Returns:
+            The copies to make: none, or one of the shared tail.
+
+        Raises:
+            OutOfBlocks: too few free blocks; nothing has changed.
+            ValueError: n below 0.
+        """
+        require_at_least(0, n=n)
+        if n == 0:
+            return []
+        new = self._blocks_for(self.length + n) - len(self.block_ids)
+        partly_filled = self.length < self.capacity
+        if partly_filled and allocator.refcount(self.block_ids[-1]) > 1:
+            fresh, *added = allocator.allocate(1 + new)
+            copies = [BlockCopy(self.block_ids[-1], fresh)]
+            allocator.free(self.block_ids[-1])
+            self.block_ids[-1] = fresh
+        else:
+            added, copies = allocator.allocate(new), []
+        self.block_ids += added
+        self.length += n
+        return copies
+
+    def truncate(self, allocator: BlockAllocator, length: int) -> None:
+        """Forget the tokens from `length` on; give back whole blocks.
+
+        Rejected draft tokens leave this way. A block that keeps a token is
+        kept, also when it is shared: the next append copies it.
+
+        Raises:
+            ValueError: length outside [0, self.length].
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length {length} is outside [0, {self.length}]")
+        while len(self.block_ids) > self._blocks_for(length):
+            allocator.free(self.block_ids[-1])
+            self.block_ids.pop()
+        self.length = length
+
+    def free(self, allocator: BlockAllocator) -> None:
+        """Give back every block; the table is empty afterwards."""
+        self.truncate(allocator, 0)
+
+
+def fork_sequence(
+    parent: SequenceTable, allocator: BlockAllocator
+) -> SequenceTable:
+    """Return a second sequence that shares every block of the first.
+
+    Takes no block and copies nothing: the first append to a shared tail does
+    (lazy copy-on-write). Whoever writes last owns the block alone by then,
+    and writes in place.
+
+    Source: section 4.4 of Kwon et al., SOSP 2023, and Fig. 8.
+
+    Raises:
+        ValueError: a block of the parent is free; nothing has changed.
+    """
+    shared: list[int] = []
+    try:
+        for block_id in parent.block_ids:
+            allocator.incref(block_id)
+            shared.append(block_id)
+    except ValueError:
+        for block_id in shared:
+            allocator.free(block_id)
+        raise
+    return SequenceTable(parent.block_size, shared, parent.length)

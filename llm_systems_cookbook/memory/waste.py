@@ -1,0 +1,234 @@
+"""How much of the KV memory holds no token: snapshots, bounds, over time."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from llm_systems_cookbook.memory._validate import require_at_least
+from llm_systems_cookbook.memory.memory_manager import MemoryManager, Usage
+from llm_systems_cookbook.workload import lognormal_lengths
+
+
+class Waste(NamedTuple):
+    """Share of the reserved slots that hold no token, in [0, 1].
+
+    Attributes:
+        reserve_max: when every sequence reserves the maximum.
+        paged: when every sequence holds whole blocks.
+    """
+
+    reserve_max: float
+    paged: float
+
+
+def snapshot_waste(reserved_slots: ArrayLike, lengths: ArrayLike) -> float:
+    """Return the share of reserved slots that hold no token.
+
+    The denominator is what is reserved, not the tokens and not the pool.
+
+    Args:
+        reserved_slots: slots each sequence has reserved, [num_sequences].
+        lengths: tokens each sequence holds, [num_sequences].
+
+    Raises:
+        ValueError: no sequences, other shapes, or a sequence that holds
+            more tokens than it has reserved.
+    """
+    reserved, held = np.asarray(reserved_slots), np.asarray(lengths)
+    if reserved.shape != held.shape or held.ndim != 1 or held.size == 0:
+        raise ValueError(
+            f"shapes {reserved.shape} and {held.shape}: need two equal [n], "
+            f"n >= 1"
+        )
+    if (held < 0).any() or (held > reserved).any() or reserved.sum() == 0:
+        raise ValueError("lengths must be in [0, reserved_slots]")
+    return float(1 - held.sum() / reserved.sum())
+
+
+def whole_blocks(lengths: ArrayLike, block_size: int) -> np.ndarray:
+    """Return the slots of the blocks that hold each length, [n]."""
+    require_at_least(1, block_size=block_size)
+    return -(-np.asarray(lengths) // block_size) * block_size
+
+
+def simulate_workload(
+    seed: int = 0,
+    num_sequences: int = 100,
+    mu: float = 4.5,
+    sigma: float = 0.8,
+    max_tokens: int = 4096,
+    block_size: int = 16,
+) -> Waste:
+    """Compare reserving the maximum with paging on lognormal lengths.
+
+    Every sequence is looked at once, at its final length.
+
+    Args:
+        seed: of the lengths.
+        num_sequences: sequences in memory at once.
+        mu: mean of the logarithm of the length.
+        sigma: standard deviation of the logarithm of the length.
+        max_tokens: what a reserving system sets aside for each, in slots.
+        block_size: tokens per block.
+    """
+    lengths = lognormal_lengths(seed, num_sequences, mu, sigma, max_tokens)
+    return Waste(
+        reserve_max=snapshot_waste(np.full_like(lengths, max_tokens), lengths),
+        paged=snapshot_waste(whole_blocks(lengths, block_size), lengths),
+    )
+
+
+def waste_bound(lengths: ArrayLike, block_size: int) -> float:
+    """Return the most that paging can waste, as a share of what it reserves.
+
+    At most block_size - 1 slots of each sequence are empty, so the waste is
+    at most (block_size - 1) / mean reserved slots. Equality holds only when
+    every length is one more than a multiple of the block size.
+    """
+    return (block_size - 1) / float(whole_blocks(lengths, block_size).mean())
+
+
+def expected_waste(mean_length: float, block_size: int) -> float:
+    """Return the waste to expect when any tail filling is equally likely.
+
+    A tail block then has (block_size - 1) / 2 empty slots on average.
+    """
+    require_at_least(1, block_size=block_size)
+    empty = (block_size - 1) / 2
+    return empty / (mean_length + empty)
+
+
+@dataclass
+class Occupancy:
+    """What a memory held, summed over the steps of a run.
+
+    Attributes:
+        capacity: token slots in the pool.
+        steps: iterations counted.
+        slot_steps: Usage summed over the steps, in slots x steps.
+        batch_steps: running requests summed over the steps.
+        finished: requests that produced their whole output.
+        preemptions: times a running request gave its memory back.
+        recomputed_tokens: tokens that had to be held again after those.
+    """
+
+    capacity: int
+    steps: int = 0
+    slot_steps: Usage = field(default=Usage(0, 0, 0, 0))
+    batch_steps: int = 0
+    finished: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+
+    def count(self, usage: Usage, batch: int) -> None:
+        """Add one step."""
+        self.steps += 1
+        self.batch_steps += batch
+        self.slot_steps = Usage(
+            *(a + b for a, b in zip(self.slot_steps, usage, strict=True))
+        )
+
+    @property
+    def mean_batch(self) -> float:
+        """Requests running at once, averaged over the steps."""
+        return self.batch_steps / self.steps
+
+    def percent(self) -> dict[str, float]:
+        """Return the average split, in per cent of the whole pool."""
+        whole = self.capacity * self.steps
+        split = self.slot_steps._asdict().items()
+        return {name: 100 * slots / whole for name, slots in split}
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request as memory sees it: how many tokens it holds and will hold."""
+
+    request_id: int
+    held: int
+    final: int
+
+
+def _as_sequences(
+    lengths: Iterable[tuple[int, int]],
+) -> Iterable[Sequence]:
+    for i, (prompt, output) in enumerate(lengths):
+        require_at_least(1, prompt=prompt, output=output)
+        # The last sampled token is never written.
+        yield Sequence(i, int(prompt), int(prompt) + int(output) - 1)
+
+
+def time_weighted(
+    memory: MemoryManager,
+    lengths: Iterable[tuple[int, int]],
+    num_steps: int | None = None,
+) -> Occupancy:
+    """Serve requests by the rule "one iteration, one token"; average usage.
+
+    The queue is never empty: requests enter in order as soon as memory lets
+    them. When a request cannot grow, the newest running one is preempted: it
+    gives all its memory back, keeps its output, and is first in the queue.
+
+    Args:
+        memory: any memory manager, empty.
+        lengths: (prompt, output) tokens of each request; may be endless.
+        num_steps: stop after so many steps; default when all are served.
+
+    Raises:
+        ValueError: a length below 1, or a request that can never fit.
+    """
+    arrivals = iter(_as_sequences(lengths))
+    waiting: deque[Sequence] = deque(islice(arrivals, 1))
+    running: list[Sequence] = []
+    seen = Occupancy(memory.capacity)
+    while (waiting or running) and seen.steps != num_steps:
+        while waiting and _admit(memory, waiting[0]):
+            running.append(waiting.popleft())
+            if not waiting:
+                waiting.extend(islice(arrivals, 1))
+        seen.count(memory.usage(), len(running))
+        seen.finished += _release_finished(memory, running)
+        for newest in _grow(memory, running):
+            seen.preemptions += 1
+            seen.recomputed_tokens += newest.held
+            waiting.appendleft(newest)
+    return seen
+
+
+def _admit(memory: MemoryManager, sequence: Sequence) -> bool:
+    if not memory.fits(sequence.final):
+        raise ValueError(
+            f"request {sequence.request_id}: {sequence.final} tokens can "
+            f"never fit in {memory.capacity} slots"
+        )
+    return memory.admit(sequence.request_id, sequence.held, sequence.final)
+
+
+def _release_finished(memory: MemoryManager, running: list[Sequence]) -> int:
+    finished = [s for s in running if s.held == s.final]
+    for sequence in finished:
+        memory.release(sequence.request_id)
+    running[:] = [s for s in running if s.held < s.final]
+    return len(finished)
+
+
+def _grow(memory: MemoryManager, running: list[Sequence]) -> list[Sequence]:
+    """Grow each by a token, oldest first; return the preempted, newest first.
+
+    The last one running is never preempted: it fits alone.
+    """
+    preempted = []
+    grown = 0
+    while grown < len(running):
+        if memory.grow(running[grown].request_id):
+            running[grown].held += 1
+            grown += 1
+        else:
+            preempted.append(running.pop())
+            memory.release(preempted[-1].request_id)
+    return preempted
