@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 
-from llm_systems_cookbook.memory._validate import require_at_least
+from llm_systems_cookbook.validate import require_at_least
 
 
 class OutOfBlocks(RuntimeError):

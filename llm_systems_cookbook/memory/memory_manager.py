@@ -8,7 +8,6 @@ Paged memory answers it again for every block.
 from collections.abc import Hashable, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from llm_systems_cookbook.memory._validate import require_at_least
 from llm_systems_cookbook.memory.allocator import BlockAllocator, OutOfBlocks
 from llm_systems_cookbook.memory.reservation import (
     BuddyRegions,
@@ -17,6 +16,7 @@ from llm_systems_cookbook.memory.reservation import (
     round_up_to_power_of_two,
 )
 from llm_systems_cookbook.memory.sequence_table import SequenceTable
+from llm_systems_cookbook.validate import require_at_least
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class ReservedMemory:
         num_tokens: int,
         final_tokens: int | None = None,
     ) -> bool:
-        """Reserve a new request's region; False when no hole is large enough.
+        """Reserve a region; False when no hole is large enough.
 
         Args:
             request_id: a name not in use.
@@ -254,7 +254,7 @@ class PagedMemory:
         num_tokens: int,
         final_tokens: int | None = None,
     ) -> bool:
-        """Take blocks for a new request's tokens; False when too few are free.
+        """Take blocks for a new request; False when too few are free.
 
         Args:
             request_id: a name not in use.

@@ -6,7 +6,7 @@ Two classic ways of choosing the run, with one interface.
 
 import bisect
 
-from llm_systems_cookbook.memory._validate import require_at_least
+from llm_systems_cookbook.validate import require_at_least
 
 
 class NoFreeRegion(RuntimeError):

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from llm_systems_cookbook.memory._validate import require_at_least
 from llm_systems_cookbook.memory.allocator import BlockAllocator
+from llm_systems_cookbook.validate import require_at_least
 
 
 class BlockCopy(NamedTuple):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from llm_systems_cookbook.memory._validate import require_at_least
 from llm_systems_cookbook.memory.memory_manager import MemoryManager, Usage
+from llm_systems_cookbook.validate import require_at_least
 from llm_systems_cookbook.workload import lognormal_lengths
 
 

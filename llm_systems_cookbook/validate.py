@@ -1,4 +1,4 @@
-"""Argument checks shared by the memory modules."""
+"""Argument checks shared by the package."""
 
 
 def require_at_least(minimum: int, **values: int) -> None:

@@ -1,0 +1,82 @@
+# `make` lists the targets. Each builds .venv as needed.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+LAB_ARGS ?=
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Jupyter Lab asks the network for news and updates unless told not to.
+OFFLINE := --LabApp.news_url=None \
+	--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
+	--LabApp.extension_manager=readonly
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test lab lint clean
+
+help:
+	@echo 'make run     run every notebook, then show what passed and was measured'
+	@echo 'make test    run the tests, and every notebook cell by cell'
+	@echo 'make lab     open the notebooks in Jupyter Lab'
+	@echo 'make lint    check style, notebooks, copied source and badges'
+	@echo 'make clean   remove .venv, results, build output and caches'
+	@echo ''
+	@echo 'PYTHON     builds .venv; Python 3.11, 3.12 or 3.13 (now $(PYTHON))'
+	@echo 'PIP_ARGS   more arguments for pip, such as an index of CPU wheels'
+	@echo 'LAB_ARGS   more arguments for Jupyter Lab, such as --no-browser'
+	@echo 'JOBS       how many notebooks or tests run at once (now $(JOBS))'
+	@echo ''
+	@echo 'Another PYTHON or PIP_ARGS needs a fresh .venv: make clean first.'
+
+run: $(STAMP)
+	$(BIN)/cookbook run -j $(JOBS)
+
+# Notebooks come first: they are the longest, and worksteal shares the rest.
+# Their results go to build/, so a test run never replaces your figures.
+test: $(STAMP)
+	COOKBOOK_RESULTS="$(CURDIR)/build/test-results" \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+		--nbmake --nbmake-timeout=120 notebooks tests
+
+lab: $(STAMP)
+	cd notebooks && ../$(BIN)/python -m jupyter lab $(OFFLINE) $(LAB_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/cookbook lint
+	$(BIN)/cookbook sync --check
+	$(BIN)/cookbook badges --check
+
+clean:
+	rm -rf $(VENV) build dist results llm_systems_cookbook.egg-info
+	rm -rf .pytest_cache .ruff_cache .hypothesis
+	find . -name .git -prune -o \
+		\( -name __pycache__ -o -name .ipynb_checkpoints \) \
+		-prune -exec rm -rf {} +
+
+# The stamp goes first and comes back last: an install that fails or is
+# interrupted leaves none, and the next make tries again. A .venv whose pip
+# does not run is a half-built one, or its Python is gone: build it afresh.
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $@
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+		$(PYTHON) -c '$(SUPPORTED)' || { \
+			echo 'This needs Python 3.11, 3.12 or 3.13, and' \
+				'"$(PYTHON)" is none of them.' \
+				'Name one: make PYTHON=python3.12 ...' >&2; \
+			exit 1; \
+		}; \
+		$(PYTHON) -m venv --clear $(VENV); \
+	}
+	@echo 'Installing into $(VENV): minutes the first time, PyTorch is large.'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[notebooks,test]' $(PIP_ARGS)
+	@touch $@
+
+SUPPORTED := import sys; \
+	sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))

@@ -1,0 +1,231 @@
+"""The `cookbook` command: run the notebooks, and keep them in step."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from llm_systems_cookbook import authoring, runner
+from llm_systems_cookbook.conditions import find_checkout
+from llm_systems_cookbook.runner import CookbookError, Record
+
+app = typer.Typer(
+    help="Run the notebooks, and keep them in step with the package.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        help="The repository; without it, the checkout you are in.",
+        file_okay=False,
+        exists=True,
+    ),
+]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Change nothing; fail if anything differs."),
+]
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turn an error the reader can put right into one line and status 2."""
+    try:
+        yield
+    except (CookbookError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _repository(root: Path | None) -> Path:
+    found = root or find_checkout()
+    if found is None:
+        raise CookbookError(
+            "this is no checkout of the cookbook; name one with --root"
+        )
+    return found.resolve()
+
+
+def _fail_if(failed: bool) -> None:
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def run(
+    notebooks: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="02, 02_block_allocator or a path; all without any.",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
+    jobs: Annotated[
+        int, typer.Option("-j", "--jobs", min=1, help="Run so many at once.")
+    ] = 1,
+    timeout: Annotated[
+        int, typer.Option(min=1, help="Seconds one cell may take.")
+    ] = 120,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail on an exercise to do.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Keep the executed copies in this folder."),
+    ] = None,
+) -> None:
+    """Run notebooks from top to bottom, and show what they found."""
+    with _errors():
+        repository = _repository(root)
+        paths = runner.select_notebooks(repository, notebooks or [])
+        folder = runner.results_folder(repository)
+        settings = runner.Settings(folder, timeout, jobs, strict, output)
+        runs = runner.run_notebooks(paths, settings, typer.echo)
+    records = [one.record for one in runs]
+    _print_results(records, [one.status for one in runs])
+    _print_measures(records)
+    failures = [line for one in runs for line in one.failures()]
+    for line in failures:
+        typer.echo(line)
+    _fail_if(bool(failures))
+
+
+@app.command()
+def results(
+    root: Root = None,
+    measures: Annotated[
+        bool, typer.Option("--measures", help="Show what was measured, too.")
+    ] = False,
+) -> None:
+    """Show what the last run of every notebook found."""
+    with _errors():
+        repository = _repository(root)
+        records, ignored = runner.load_records(repository)
+    _print_results(records, [record.status for record in records])
+    if measures:
+        _print_measures(records)
+    for record in records:
+        if record.note:
+            typer.echo(f"{record.notebook}: {record.status}: {record.note}")
+    for name in ignored:
+        typer.echo(f"ignored {name}: no notebook of that name")
+    _fail_if(not all(record.ok for record in records))
+
+
+@app.command()
+def sync(root: Root = None, check: Check = False) -> None:
+    """Fill the cells that show the package's source from the package."""
+    with _errors():
+        changes = authoring.sync(_repository(root), check)
+    for change in changes:
+        typer.echo(change.diff() if check else f"filled {change.where}")
+    if check and changes:
+        typer.echo(f"differ: {len(changes)}; `cookbook sync` fills them")
+    _fail_if(check and bool(changes))
+
+
+@app.command()
+def badges(root: Root = None, check: Check = False) -> None:
+    """Write the repository's name into every Colab badge and link."""
+    with _errors():
+        changes = authoring.badges(_repository(root), check)
+    verb = "stale" if check else "rewrote"
+    for change in changes:
+        typer.echo(f"{verb} {change.where}")
+    if check and changes:
+        typer.echo(f"stale: {len(changes)}; `cookbook badges` rewrites them")
+    _fail_if(check and bool(changes))
+
+
+@app.command()
+def lint(root: Root = None) -> None:
+    """Check every notebook against the template."""
+    with _errors():
+        problems = authoring.lint(_repository(root))
+    for problem in problems:
+        typer.echo(str(problem))
+    _fail_if(any(not problem.is_warning for problem in problems))
+
+
+# --- Tables ---------------------------------------------------------------
+
+
+def _print(table: Table) -> None:
+    # Names and messages are text to show, never markup to obey.
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        # A pipe has no width: rather a long line than a broken one.
+        wide = console.options.update(max_width=10_000)
+        console.width = Measurement.get(console, wide, table).maximum
+    console.print(table)
+
+
+def _print_results(records: list[Record], statuses: list[str]) -> None:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("notebook", no_wrap=True)
+    counted = ("passed", "failed", "skipped", "todo")
+    for heading in counted:
+        table.add_column(heading, justify="right")
+    table.add_column("status", no_wrap=True)
+    for record, status in zip(records, statuses, strict=True):
+        counts = [str(record.count(heading)) for heading in counted]
+        table.add_row(record.notebook, *counts, status)
+    _print(table)
+
+
+def _print_measures(records: list[Record]) -> None:
+    for record in records:
+        if record.measures:
+            _print(_measures_table(record))
+
+
+def _measures_table(record: Record) -> Table:
+    # One table for each notebook leaves its columns the room they need.
+    title = f"{record.notebook}: measured"
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column("measure", no_wrap=True)
+    table.add_column("value", justify="right", overflow="fold")
+    table.add_column("unit")
+    table.add_column("with", overflow="fold")
+    for measure in record.measures:
+        table.add_row(*_measure_row(measure))
+    return table
+
+
+def _measure_row(measure: dict[str, Any]) -> list[str]:
+    non_finite = measure.get("non_finite") or {}
+    value = non_finite.get("value", measure.get("value"))
+    context = measure.get("context") or {}
+    shown = [
+        f"{key}={_shown(non_finite.get(f'context.{key}', value))}"
+        for key, value in context.items()
+    ]
+    return [
+        str(measure["name"]),
+        _shown(value),
+        str(measure.get("unit", "")),
+        ", ".join(shown),
+    ]
+
+
+def _shown(value: object) -> str:
+    """Return a value for reading: thousands apart, four digits that count."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if 1_000 <= abs(value) < 1e15:
+        return f"{value:,.1f}"
+    return f"{value:.4g}"

@@ -1,0 +1,816 @@
+"""The notebook session: checks, exercises, measurements and their record.
+
+A notebook starts with `s = bootstrap("02_block_allocator")` and ends with
+`s.summary()` and `s.save()`. What happens in between is recorded by name, so
+running a cell again replaces its record, and written to one JSON file.
+"""
+
+import html
+import inspect
+import json
+import math
+import numbers
+import os
+import re
+import reprlib
+import sys
+import tempfile
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from llm_systems_cookbook import __version__
+from llm_systems_cookbook.conditions import Conditions, find_checkout
+
+SCHEMA_VERSION = 1
+
+_SLUG = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_SLUG_LIMIT = 100
+_TEXT_LIMIT = 120
+_EXACT_FLOAT_LIMIT = 2**53
+_MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "todo": "○"}
+
+
+class ChecksFailed(RuntimeError):
+    """Raised by `Notebook.save`, after writing, when a run has not passed."""
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython prints these lines in place of a traceback: the reader needs
+        # the names of the checks, not the inside of this module.
+        return [f"{type(self).__name__}: {self}"]
+
+
+def bootstrap(name: str) -> "Notebook":
+    """Start a notebook's session and write an *incomplete* record.
+
+    A run that stops before `Notebook.save` leaves that record behind. Calling
+    it again starts anew.
+
+    Results go to the directory in the environment variable
+    `COOKBOOK_RESULTS`, else to `results/` of the checkout, else to `results/`
+    of the working directory.
+
+    Args:
+        name: the notebook's file name without its ending. It names the
+            record's file: lower-case letters, digits, `_` and `-`, at most
+            100 characters.
+
+    Raises:
+        ValueError: name is not such a plain slug.
+    """
+    notebook = Notebook(name, _results_directory())
+    notebook._write("incomplete")
+    _say(f"{name} · llm-systems-cookbook {__version__}")
+    _say(f"Results go to {_shown_path(notebook.path)}")
+    return notebook
+
+
+def raises(
+    error: type[BaseException], action: Callable[..., object], *args: object
+) -> bool:
+    """Tell whether `action(*args)` raises `error`; others pass through."""
+    try:
+        action(*args)
+    except error:
+        return True
+    return False
+
+
+class Notebook:
+    """The session of one notebook: what was checked, graded and measured.
+
+    Args:
+        name: the notebook's name, a plain slug.
+        directory: where `save` writes `<name>.json`.
+
+    Raises:
+        ValueError: name is not a plain slug.
+    """
+
+    def __init__(self, name: str, directory: Path) -> None:
+        _require_slug(name)
+        self.name = name
+        self._directory = directory
+        self._checks: dict[str, dict] = {}
+        self._measures: dict[str, dict] = {}
+        self._exercises: dict[str, dict] = {}
+
+    @property
+    def path(self) -> Path:
+        """The JSON file that holds this notebook's record."""
+        return self._directory / f"{self.name}.json"
+
+    def check(self, name: str, predicate: object, msg: str = "") -> bool:
+        """Record and print whether a claim holds.
+
+        Any exception except KeyboardInterrupt is a failure with its message.
+        So is a value that is not one boolean: None, several booleans, a
+        number, a function.
+
+        Args:
+            name: the check's name; a rerun replaces its record.
+            predicate: a boolean, or a callable without arguments that returns
+                one (a numpy boolean or a 0-d boolean array or tensor counts).
+            msg: shown, with the reason, when the check fails.
+
+        Raises:
+            TypeError: name is not a string.
+            ValueError: name is empty.
+        """
+        _require_name(name)
+        passed, reason = _judge(predicate)
+        message = "" if passed else _with_reason(msg, reason)
+        return self._record_check(name, passed, message)
+
+    def check_close(
+        self,
+        name: str,
+        actual: object,
+        expected: object,
+        rtol: float = 1e-6,
+        atol: float = 0.0,
+    ) -> bool:
+        """Record and print whether numbers agree within a tolerance.
+
+        Every element must satisfy |actual - expected| <= atol + rtol *
+        |expected|, or be equal (infinities are). Different shapes, NaN,
+        nothing to compare and values that are no numbers are failures.
+        Integers of any size compare exactly.
+
+        Args:
+            name: the check's name; a rerun replaces its record.
+            actual: number, numpy array, tensor of any dtype, or nested list.
+            expected: the same, of the same shape.
+            rtol: relative tolerance, finite and at least 0.
+            atol: absolute tolerance, finite and at least 0.
+
+        Raises:
+            TypeError: name is not a string.
+            ValueError: name is empty, or a tolerance is negative, infinite
+                or NaN.
+        """
+        _require_name(name)
+        rtol = _tolerance("rtol", rtol)
+        atol = _tolerance("atol", atol)
+        try:
+            passed, message = _compare(actual, expected, rtol, atol)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            passed, message = False, _describe(error)
+        return self._record_check(name, passed, _one_line(message))
+
+    def skip(self, name: str, reason: str) -> None:
+        """Record and print that a check could not run here, and why.
+
+        Raises:
+            TypeError: name or reason is not a string.
+            ValueError: name or reason is empty.
+        """
+        _require_name(name)
+        _require_name(reason, what="reason")
+        reason = _one_line(reason)
+        self._checks[name] = _outcome(name, "skipped", reason)
+        _say(_line("skipped", name, f"skipped: {reason}"))
+
+    def exercise(self, name: str, grader: Callable[[], object]) -> str:
+        """Grade an exercise; return "todo", "passed" or "failed".
+
+        It is *todo* while the grader meets a NotImplementedError, as the stub
+        raises. Otherwise the grader's result is judged as in `check`.
+
+        Args:
+            name: the exercise's name; a rerun replaces its record.
+            grader: called without arguments, returns a boolean.
+
+        Raises:
+            TypeError: name is not a string, or grader is not callable.
+            ValueError: name is empty.
+        """
+        _require_name(name)
+        if not callable(grader):
+            raise TypeError(
+                f"grader must be callable, got {type(grader).__name__}"
+            )
+        status, message = _grade(grader)
+        self._exercises[name] = _outcome(name, status, message)
+        _say(_line(status, name, message or status))
+        return status
+
+    def measure(
+        self, name: str, value: object, unit: str, **context: object
+    ) -> object:
+        """Record and print a figure; return it as plain Python.
+
+        In the record NaN and infinities become null, and `non_finite` says
+        where they stood. The returned value keeps them.
+
+        Args:
+            name: the figure's name; a rerun replaces its record.
+            value: number, boolean, string, None, numpy or torch value, or
+                lists, tuples and dictionaries of these.
+            unit: unit of the value, such as "%" or "bytes"; "" for a count.
+            **context: what the figure depends on, of the same types.
+
+        Raises:
+            TypeError: a value, or a part of it, is of another type, or name
+                or unit is not a string.
+            ValueError: name is empty, or two keys of a dictionary read the
+                same in JSON.
+        """
+        _require_name(name)
+        if not isinstance(unit, str):
+            raise TypeError(f"unit must be str, got {type(unit).__name__}")
+        plain = _plain(value)
+        record = _measurement(name, plain, unit, _plain(context))
+        self._measures[name] = record
+        _say(f"{_one_line(name)} = {_shown_measure(record)}")
+        return plain
+
+    def show_source(self, obj: object) -> "Source":
+        """Return the source of a class, function, method or property.
+
+        Raises:
+            TypeError: obj has no Python source, such as a built-in.
+            OSError: the source is not available.
+        """
+        if isinstance(obj, property):
+            obj = obj.fget
+        return Source(textwrap.dedent(inspect.getsource(obj)).rstrip())
+
+    def summary(self) -> "Summary":
+        """Return all records so far as a table, for text and for HTML."""
+        return Summary(
+            title=f"{self.name}: {self._counts()}",
+            rows=list(self._rows()),
+            conditions=Conditions.here().line(),
+        )
+
+    def save(self) -> Path:
+        """Write the record, print where, and return its path.
+
+        A todo exercise fails a run only in strict mode: the environment
+        variable `COOKBOOK_STRICT` is set, and not to 0.
+
+        Raises:
+            ChecksFailed: after writing, naming failed checks and exercises,
+                or saying that no checks were recorded.
+        """
+        problems = self._problems()
+        path = self._write("failed" if problems else "passed")
+        _say(f"Saved {_shown_path(path)}: {self._counts()}")
+        if problems:
+            raise ChecksFailed(f"{self.name}: {'; '.join(problems)}")
+        return path
+
+    def _record_check(self, name: str, passed: bool, message: str) -> bool:
+        status = "passed" if passed else "failed"
+        self._checks[name] = _outcome(name, status, message)
+        _say(_line(status, name, message))
+        return passed
+
+    def _problems(self) -> list[str]:
+        """Say what keeps this run from passing, one entry per kind."""
+        strict = os.environ.get("COOKBOOK_STRICT", "") not in ("", "0")
+        found = [
+            ("failed checks", _named(self._checks, "failed")),
+            ("failed exercises", _named(self._exercises, "failed")),
+            ("exercises to do", _named(self._exercises, "todo") * strict),
+        ]
+        problems = [f"{what}: {', '.join(who)}" for what, who in found if who]
+        if not self._checks:
+            problems.append("no checks were recorded")
+        return problems
+
+    def _counts(self) -> str:
+        """Count the checks by status, then the exercises."""
+        checks = [
+            f"{len(_named(self._checks, status))} {status}"
+            for status in ("passed", "failed", "skipped")
+        ]
+        exercises = [
+            f"{len(_named(self._exercises, status))} {status}"
+            for status in ("passed", "failed", "todo")
+        ]
+        return f"checks {', '.join(checks)}; exercises {', '.join(exercises)}"
+
+    def _rows(self) -> Iterator["Row"]:
+        for record in list(self._checks.values()):
+            yield Row("check", *_cells(record))
+        for record in list(self._measures.values()):
+            name = _one_line(record["name"])
+            yield Row("measure", name, _shown_measure(record), "")
+        for record in list(self._exercises.values()):
+            yield Row("exercise", *_cells(record))
+
+    def _write(self, status: str) -> Path:
+        """Write the record; where that is impossible, to a new directory."""
+        text = json.dumps(self._as_dict(status), allow_nan=False, indent=2)
+        try:
+            _write_atomically(self.path, text + "\n")
+        except OSError as error:
+            wanted = self._directory
+            self._directory = Path(tempfile.mkdtemp(prefix="cookbook-"))
+            _write_atomically(self.path, text + "\n")
+            warnings.warn(
+                f"cannot write results to {wanted} ({error}); "
+                f"they go to {self._directory}",
+                stacklevel=3,
+            )
+        return self.path
+
+    def _as_dict(self, status: str) -> dict:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "notebook": self.name,
+            "status": status,
+            "checks": list(self._checks.values()),
+            "measures": list(self._measures.values()),
+            "exercises": list(self._exercises.values()),
+            "conditions": Conditions.here().as_dict(),
+        }
+
+
+class Source:
+    """Source code that prints as it is and shows highlighted in a notebook.
+
+    Attributes:
+        text: the code.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        fence = "```"
+        while fence in self.text:
+            fence += "`"
+        return f"{fence}python\n{self.text}\n{fence}"
+
+
+class Row(NamedTuple):
+    """One line of a summary."""
+
+    kind: str
+    name: str
+    result: str
+    message: str
+
+
+class Summary:
+    """A table of a notebook's records, as plain text and as HTML.
+
+    Attributes:
+        title: the notebook and its counts.
+        rows: one per check, measure and exercise.
+        conditions: the line that says what it ran on.
+    """
+
+    def __init__(
+        self, title: str, rows: Sequence[Row], conditions: str
+    ) -> None:
+        self.title = title
+        self.rows = rows
+        self.conditions = conditions
+
+    def __repr__(self) -> str:
+        columns = zip(*self.rows, strict=True)
+        widths = [max(map(len, column)) for column in columns]
+        lines = [
+            "  ".join(
+                cell.ljust(width)
+                for cell, width in zip(row, widths, strict=True)
+            ).rstrip()
+            for row in self.rows
+        ]
+        return "\n".join([self.title, *lines, self.conditions])
+
+    def _repr_html_(self) -> str:
+        # No colour of its own: the page's text and background show through,
+        # light or dark.
+        cell = '<td style="text-align: left">{}</td>'
+        rows = (
+            "".join(cell.format(html.escape(text)) for text in row)
+            for row in self.rows
+        )
+        body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+        return (
+            f"<p>{html.escape(self.title)}</p>\n"
+            f"<table>\n{body}\n</table>\n"
+            f"<p><small>{html.escape(self.conditions)}</small></p>"
+        )
+
+
+# --- Where results go ------------------------------------------------------
+
+
+def _require_slug(name: object) -> None:
+    plain = isinstance(name, str) and _SLUG.fullmatch(name)
+    if not plain or len(name) > _SLUG_LIMIT:
+        raise ValueError(
+            "a notebook's name holds lower-case letters, digits, _ and -, "
+            "starts with a letter or digit, and has at most "
+            f"{_SLUG_LIMIT} characters; got {name!r}"
+        )
+
+
+def _results_directory() -> Path:
+    chosen = os.environ.get("COOKBOOK_RESULTS")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return (find_checkout() or Path.cwd()) / "results"
+
+
+def _shown_path(path: Path) -> str:
+    """Return the path from the working directory or the checkout on."""
+    for base in (Path.cwd(), find_checkout()):
+        if base and path.is_relative_to(base):
+            return path.relative_to(base).as_posix()
+    return str(path)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all, whoever else writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.stem}.", suffix=".tmp"
+    )
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+        # A temporary file is its owner's alone; a result is not.
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+# --- Names, lines and messages ---------------------------------------------
+
+
+def _require_name(name: object, what: str = "name") -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{what} must be str, got {type(name).__name__}")
+    if not name.strip():
+        raise ValueError(f"{what} must not be empty, got {name!r}")
+
+
+def _outcome(name: str, status: str, message: str) -> dict:
+    return {"name": name, "status": status, "message": message}
+
+
+def _cells(record: dict) -> tuple[str, str, str]:
+    return _one_line(record["name"]), record["status"], record["message"]
+
+
+def _named(records: dict[str, dict], status: str) -> list[str]:
+    return [
+        _one_line(record["name"])
+        for record in list(records.values())
+        if record["status"] == status
+    ]
+
+
+def _line(status: str, name: str, message: str) -> str:
+    tail = f" — {message}" if message else ""
+    return f"{_MARKS[status]} {_one_line(name)}{tail}"
+
+
+def _with_reason(msg: object, reason: str) -> str:
+    msg = _one_line(str(msg))
+    reason = _one_line(reason)
+    return f"{msg} ({reason})" if msg else reason
+
+
+def _one_line(text: str) -> str:
+    """Return the text on one line, printable, and cut where it is long."""
+    text = " ".join(text.split())
+    if len(text) > _TEXT_LIMIT:
+        text = text[: _TEXT_LIMIT - 1] + "…"
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def _say(line: str) -> None:
+    """Print a line, also where the output's encoding lacks a character."""
+    try:
+        print(line)
+    except UnicodeEncodeError as error:
+        print(line.encode(error.encoding, "replace").decode(error.encoding))
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = "its message cannot be shown"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# --- Judging a check -------------------------------------------------------
+
+
+def _judge(
+    predicate: object,
+    let_through: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+) -> tuple[bool, str]:
+    """Return whether a predicate holds and, when it does not, why."""
+    try:
+        value = predicate() if callable(predicate) else predicate
+        return _verdict(value)
+    except let_through:
+        raise
+    except BaseException as error:
+        return False, _describe(error)
+
+
+def _verdict(value: object) -> tuple[bool, str]:
+    if isinstance(value, bool | np.bool_):
+        return bool(value), "returned False"
+    if value is None:
+        return False, "returned None: forgotten return?"
+    if _is_tensor(value) or isinstance(value, np.ndarray):
+        return _array_verdict(value)
+    if callable(value):
+        return False, "returned a function: forgotten call?"
+    kind = type(value).__name__
+    return False, f"returned {kind} {reprlib.repr(value)}, not a boolean"
+
+
+def _array_verdict(value: object) -> tuple[bool, str]:
+    kind = type(value).__name__
+    if value.ndim:
+        shape = tuple(value.shape)
+        return False, (
+            f"returned {kind} of shape {shape}, not one boolean: "
+            "forgotten .all() or .any()?"
+        )
+    if str(value.dtype) not in ("bool", "torch.bool"):
+        return False, f"returned {kind} of {value.dtype}, not a boolean"
+    return bool(value), "returned False"
+
+
+def _grade(grader: Callable[[], object]) -> tuple[str, str]:
+    """Return the status of an exercise and its message."""
+    try:
+        passed, reason = _judge(
+            grader, let_through=(KeyboardInterrupt, NotImplementedError)
+        )
+    except NotImplementedError:
+        return "todo", ""
+    return ("passed", "") if passed else ("failed", _one_line(reason))
+
+
+# --- Comparing numbers -----------------------------------------------------
+
+
+def _tolerance(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be finite and >= 0, got {value}")
+    return float(value)
+
+
+def _compare(
+    actual: object, expected: object, rtol: float, atol: float
+) -> tuple[bool, str]:
+    """Return whether two values are close, and how far apart they are."""
+    a, b = _numbers("actual", actual), _numbers("expected", expected)
+    if a.shape != b.shape:
+        return False, f"shape {a.shape}, expected {b.shape}"
+    if a.size == 0:
+        return False, f"nothing to compare: shape {a.shape}"
+    for name, array in (("actual", a), ("expected", b)):
+        if np.any(array != array):
+            return False, f"NaN in {name}"
+    exact = _beyond_float(a) or _beyond_float(b)
+    convert = _as_fractions if exact else _as_floats
+    error, scale = _errors(convert(a), convert(b))
+    if exact:
+        rtol, atol = Fraction(rtol), Fraction(atol)
+    # An infinite error is never close, though the limit may be infinite too.
+    with np.errstate(all="ignore"):
+        close = (error == 0) | (error < math.inf) & (
+            error <= atol + rtol * scale
+        )
+    return bool(close.all()), _farthest(error, scale, a.shape)
+
+
+def _errors(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return |a - b|, 0 where equal (infinities too), and |b|."""
+    with np.errstate(all="ignore"):
+        return np.where(a == b, 0, np.abs(a - b)), np.abs(b)
+
+
+def _farthest(
+    error: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]
+) -> str:
+    relative = np.full_like(error, math.inf)
+    relative[error == 0] = 0
+    finite = (error > 0) & (error < math.inf) & (scale > 0)
+    with np.errstate(all="ignore"):
+        relative[finite] = error[finite] / scale[finite]
+    return (
+        f"largest absolute error {_largest(error, shape)}, "
+        f"relative {_largest(relative, shape)}"
+    )
+
+
+def _largest(values: np.ndarray, shape: tuple[int, ...]) -> str:
+    worst = int(np.argmax(values))
+    index = [int(i) for i in np.unravel_index(worst, shape)]
+    where = f" at {index}" if index else ""
+    return f"{float(values[worst]):.3g}{where}"
+
+
+def _numbers(name: str, value: object) -> np.ndarray:
+    """Return a numeric array; a list's stays exact, with dtype object."""
+    value = _without_tensors(value)
+    # In a list that mixes them, a float would round the large integers.
+    dtype = object if isinstance(value, list) else None
+    array = np.asarray(value, dtype=dtype)
+    if array.dtype.kind == "O":
+        for item in array.flat:
+            if not isinstance(item, numbers.Number):
+                raise TypeError(_not_numbers(name, item))
+    elif array.dtype.kind not in "biufc":
+        raise TypeError(_not_numbers(name, value))
+    return array
+
+
+def _not_numbers(name: str, value: object) -> str:
+    kind = type(value).__name__
+    hint = ""
+    if isinstance(value, list | np.ndarray):
+        hint = " (ragged?)"
+    if callable(value):
+        hint = ": forgotten call?"
+    return f"{name} is not numeric: {kind}{hint}"
+
+
+def _without_tensors(value: object) -> object:
+    """Return tensors as arrays, numpy scalars as numbers, also in lists."""
+    if isinstance(value, list | tuple):
+        return [_without_tensors(item) for item in value]
+    if _is_tensor(value):
+        value = _tensor_to_numpy(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return _without_tensors(value.tolist())
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
+        return value.item()
+    return value
+
+
+def _beyond_float(array: np.ndarray) -> bool:
+    """Return whether an integer is too large for float64 to hold exactly."""
+    if array.dtype.kind == "O":
+        integers = (x for x in array.flat if isinstance(x, int))
+        return any(abs(x) > _EXACT_FLOAT_LIMIT for x in integers)
+    if array.dtype.kind not in "iu":
+        return False
+    extremes = int(array.min()), int(array.max())
+    return max(map(abs, extremes)) > _EXACT_FLOAT_LIMIT
+
+
+def _as_floats(array: np.ndarray) -> np.ndarray:
+    """Return a flat array of float64, complex128 or a wider type."""
+    if array.dtype.kind == "O":
+        array = np.array(array.ravel().tolist())
+    if array.dtype.kind == "O":
+        array = array.astype(np.float64)
+    return array.ravel().astype(np.result_type(array.dtype, np.float64))
+
+
+def _as_fractions(array: np.ndarray) -> np.ndarray:
+    """Return a flat array of exact fractions; infinities stay floats."""
+    result = np.empty(array.size, dtype=object)
+    result[:] = [_exact(x) for x in array.ravel().tolist()]
+    return result
+
+
+def _exact(number: int | float) -> Fraction | float:
+    if isinstance(number, float) and math.isinf(number):
+        return number
+    return Fraction(number)
+
+
+# --- Plain values and strict JSON ------------------------------------------
+
+
+def _is_tensor(value: object) -> bool:
+    # Nothing is a tensor in a process that has not imported torch.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _tensor_to_numpy(tensor: object) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point():
+        # numpy lacks bfloat16 and the 8-bit floats; float64 holds them all.
+        tensor = tensor.double()
+    return tensor.resolve_conj().resolve_neg().numpy()
+
+
+def _plain(value: object) -> object:
+    """Return numbers, strings, None, lists and dicts of Python's own."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if _is_tensor(value):
+        return _plain(_tensor_to_numpy(value))
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {_plain_key(key): _plain(item) for key, item in value.items()}
+    return _plain_number(value)
+
+
+def _plain_number(value: object) -> int | float:
+    # A numpy duration calls itself an integer, and would lose its unit.
+    if not isinstance(value, np.timedelta64):
+        if isinstance(value, numbers.Integral):
+            return int(value)
+        if isinstance(value, numbers.Real | Decimal):
+            return float(value)
+    raise TypeError(
+        f"cannot record a {type(value).__name__}: use a number, bool, str, "
+        "None, list, tuple, dict, or a numpy or torch value"
+    )
+
+
+def _plain_key(key: object) -> str | int | float:
+    if isinstance(key, str):
+        return str(key)
+    return _plain_number(key)
+
+
+def _measurement(name: str, value: object, unit: str, context: object) -> dict:
+    """Return a measure as strict JSON, with a flag for what JSON lacks."""
+    non_finite: dict[str, str] = {}
+    record: dict[str, object] = {
+        "name": name,
+        "value": _strict(value, "value", non_finite),
+        "unit": unit,
+        "context": _strict(context, "context", non_finite),
+    }
+    if non_finite:
+        record["non_finite"] = non_finite
+    # Whatever JSON refuses is refused here, not when the record is saved.
+    json.dumps(record, allow_nan=False)
+    return record
+
+
+def _strict(value: object, path: str, non_finite: dict[str, str]) -> object:
+    """Return the value without NaN and infinities, noted by their path."""
+    if isinstance(value, float) and not math.isfinite(value):
+        non_finite[path] = str(value)
+        return None
+    if isinstance(value, list):
+        return [
+            _strict(item, f"{path}[{i}]", non_finite)
+            for i, item in enumerate(value)
+        ]
+    if isinstance(value, dict):
+        _require_distinct(path, [str(key) for key in value])
+        return {
+            str(key): _strict(item, f"{path}.{key}", non_finite)
+            for key, item in value.items()
+        }
+    return value
+
+
+def _require_distinct(path: str, keys: list[str]) -> None:
+    key, count = Counter(keys).most_common(1)[0] if keys else ("", 0)
+    if count > 1:
+        raise ValueError(f"{path} has two keys that read {key!r}")
+
+
+def _shown_measure(record: dict) -> str:
+    value = record.get("non_finite", {}).get("value", record["value"])
+    text = _one_line(_shown_value(value))
+    return f"{text} {_one_line(record['unit'])}".rstrip()
+
+
+def _shown_value(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if 1_000 <= abs(value) < 1e15:
+        return f"{value:,.1f}"
+    return f"{value:.4g}"

@@ -1,0 +1,550 @@
+"""Public traces of LLM serving: lengths and arrival times, no text.
+
+A trace is downloaded once, checked against its SHA-256 and cached. Set the
+environment variable COOKBOOK_TRACES to a folder that holds the files to stay
+offline: then that folder alone is read. Without file or network,
+`load_or_generate` draws a look-alike from a small table of quantiles.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import pooch
+
+from llm_systems_cookbook.workload import (
+    MAX_TOKENS,
+    freeze_requests,
+    poisson_arrivals,
+)
+
+FOLDER_VARIABLE = "COOKBOOK_TRACES"
+PREFIX_BLOCK_TOKENS = 512
+HTTP_TIMEOUT_S = 10
+
+_AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+_MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+_MAX_TICKS = 2**53  # float64 holds every integer up to here
+
+
+class TraceUnavailable(RuntimeError):
+    """Raised when a trace's file is neither here nor to be downloaded."""
+
+
+class TraceError(ValueError):
+    """Raised when a trace's file is not what it should be."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests of a serving system, in order of arrival.
+
+    The arrays are copied and read-only.
+
+    Attributes:
+        name: one of NAMES.
+        arrival_s: float64 [n], seconds since the first request,
+            non-decreasing.
+        input_len: int64 [n], prompt tokens, at least 1 each.
+        output_len: int64 [n], generated tokens, at least 1 each.
+        prefix_ids: n tuples, one id for each 512-token block of the prompt;
+            equal ids mean equal prefixes. None where the trace has none.
+        sha256: of the file the trace was read from; None when generated.
+
+    Raises:
+        ValueError: no request, arrays or prefix_ids of unequal length, a
+            length below 1 or not an integer, an arrival that is not finite
+            or goes back in time.
+    """
+
+    name: str
+    arrival_s: np.ndarray
+    input_len: np.ndarray
+    output_len: np.ndarray
+    prefix_ids: list[tuple[int, ...]] | None = None
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        freeze_requests(self)
+        if self.prefix_ids is not None and len(self.prefix_ids) != len(self):
+            raise ValueError(
+                f"{len(self.prefix_ids)} prefix_ids for {len(self)} requests"
+            )
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def generated(self) -> bool:
+        """Whether the requests were drawn, not read from the trace."""
+        return self.sha256 is None
+
+    @property
+    def label(self) -> str:
+        """The name for a figure; it says when the trace is generated."""
+        if self.generated:
+            return f"{self.name} (generated from quantiles, not the trace)"
+        return self.name
+
+    def first(self, n: int) -> "Trace":
+        """Return the first `n` requests; the SHA-256 stays the file's.
+
+        Raises:
+            ValueError: n outside [1, len(trace)].
+        """
+        if not 1 <= n <= len(self):
+            raise ValueError(f"n must be in [1, {len(self)}], got {n}")
+        ids = self.prefix_ids
+        return replace(
+            self,
+            arrival_s=self.arrival_s[:n],
+            input_len=self.input_len[:n],
+            output_len=self.output_len[:n],
+            prefix_ids=None if ids is None else ids[:n],
+        )
+
+
+class Columns(NamedTuple):
+    """What a trace file holds; fields as in Trace."""
+
+    arrival_s: np.ndarray
+    input_len: np.ndarray
+    output_len: np.ndarray
+    prefix_ids: list[tuple[int, ...]] | None
+
+
+class _Row(NamedTuple):
+    ticks: int
+    input_len: int
+    output_len: int
+    prefix_ids: tuple[int, ...] = ()
+
+
+def parse_azure(data: bytes, file: str | Path) -> Columns:
+    """Read an Azure trace: a header, then time, input and output length.
+
+    Times have up to seven decimals of a second.
+
+    Args:
+        data: the whole file; lines end in CRLF or LF.
+        file: its name, for error messages.
+
+    Raises:
+        TraceError: naming the file and the first bad line, from 1.
+    """
+    lines = _lines(data, file)
+    if lines[0] != _AZURE_HEADER.encode():
+        raise TraceError(
+            f"{file}, line 1: expected the header {_AZURE_HEADER}, "
+            f"got {_shorten(lines[0])}"
+        )
+    rows = _parse_rows(lines[1:], 2, file, _azure_row)
+    arrival_s, inputs, outputs = _arrays(rows, ticks_per_second=10**7)
+    return Columns(arrival_s, inputs, outputs, None)
+
+
+def parse_mooncake(data: bytes, file: str | Path) -> Columns:
+    """Read a Mooncake trace: one JSON object a line, times in milliseconds.
+
+    Args:
+        data: the whole file; lines end in CRLF or LF.
+        file: its name, for error messages.
+
+    Raises:
+        TraceError: naming the file and the first bad line, from 1.
+    """
+    rows = _parse_rows(_lines(data, file), 1, file, _mooncake_row)
+    arrival_s, inputs, outputs = _arrays(rows, ticks_per_second=1000)
+    ids = [row.prefix_ids for row in rows]
+    return Columns(arrival_s, inputs, outputs, ids)
+
+
+def _lines(data: bytes, file: str | Path) -> list[bytes]:
+    if not data:
+        raise TraceError(f"{file}, line 1: the file is empty")
+    lines = data.removesuffix(b"\n").split(b"\n")
+    return [line.removesuffix(b"\r") for line in lines]
+
+
+def _parse_rows(
+    lines: list[bytes],
+    first_line: int,
+    file: str | Path,
+    parse: Callable[[str], _Row],
+) -> list[_Row]:
+    """Parse lines in order; the one place that adds file and line number."""
+    if not lines:
+        raise TraceError(f"{file}, line {first_line}: no row")
+    rows: list[_Row] = []
+    for number, line in enumerate(lines, start=first_line):
+        try:
+            row = parse(line.decode("ascii"))
+            if rows and row.ticks < rows[-1].ticks:
+                raise ValueError("arrives before the row ahead of it")
+        except ValueError as error:
+            raise TraceError(f"{file}, line {number}: {error}") from None
+        rows.append(row)
+    return rows
+
+
+def _arrays(
+    rows: list[_Row], ticks_per_second: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    start = rows[0].ticks
+    # The difference is an exact integer, so only the division rounds.
+    seconds = [(row.ticks - start) / ticks_per_second for row in rows]
+    return (
+        np.array(seconds, dtype=np.float64),
+        np.array([row.input_len for row in rows], dtype=np.int64),
+        np.array([row.output_len for row in rows], dtype=np.int64),
+    )
+
+
+def _azure_row(line: str) -> _Row:
+    fields = line.split(",")
+    if len(fields) != 3:
+        raise ValueError(f"expected 3 fields, got {len(fields)}")
+    return _Row(
+        _timestamp_ticks(fields[0]),
+        _length("ContextTokens", _integer("ContextTokens", fields[1])),
+        _length("GeneratedTokens", _integer("GeneratedTokens", fields[2])),
+    )
+
+
+def _timestamp_ticks(text: str) -> int:
+    """Return 100 ns ticks since year 1: datetime alone keeps six decimals."""
+    pattern = r"([0-9-]{10} [0-9:]{8})(?:\.([0-9]{1,7}))?"
+    match = re.fullmatch(pattern, text)
+    if match is None:
+        raise ValueError(
+            f"TIMESTAMP is not YYYY-MM-DD HH:MM:SS.fffffff: {_shorten(text)}"
+        )
+    moment = datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S")
+    since = moment - datetime.min
+    decimals = (match[2] or "").ljust(7, "0")
+    return (since.days * 86400 + since.seconds) * 10**7 + int(decimals)
+
+
+def _integer(name: str, text: str) -> int:
+    if re.fullmatch(r"-?[0-9]{1,18}", text) is None:
+        raise ValueError(f"{name} is not an integer: {_shorten(text)}")
+    return int(text)
+
+
+def _mooncake_row(line: str) -> _Row:
+    row = _json_object(line)
+    input_len = _length("input_length", row["input_length"])
+    output_len = _length("output_length", row["output_length"])
+    return _Row(
+        _in_range("timestamp", row["timestamp"], 0, _MAX_TICKS),
+        input_len,
+        output_len,
+        _prefix_ids(row["hash_ids"], input_len),
+    )
+
+
+def _json_object(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"not JSON: {error.msg} at column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise ValueError("not JSON: nested too deeply") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"not a JSON object: {_shorten(line)}")
+    missing = [key for key in _MOONCAKE_KEYS if key not in row]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}")
+    return row
+
+
+def _prefix_ids(values: object, input_len: int) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        raise ValueError(f"hash_ids is not a list: {_shorten(values)}")
+    needed = -(-input_len // PREFIX_BLOCK_TOKENS)
+    if len(values) != needed:
+        raise ValueError(
+            f"{len(values)} hash_ids for {input_len} tokens, not {needed}"
+        )
+    return tuple(_in_range("hash_ids", i, 0, _MAX_TICKS) for i in values)
+
+
+def _length(name: str, value: object) -> int:
+    return _in_range(name, value, 1, MAX_TOKENS)
+
+
+def _in_range(name: str, value: object, low: int, high: int) -> int:
+    # JSON's true is an int to Python, so the exact type decides.
+    if type(value) is not int:
+        raise ValueError(f"{name} is not an integer: {_shorten(value)}")
+    if not low <= value <= high:
+        raise ValueError(
+            f"{name} must be in [{low}, {high}], got {_shorten(value)}"
+        )
+    return value
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _Source(NamedTuple):
+    file: str
+    folder_url: str
+    sha256: str
+    parse: Callable[[bytes, str | Path], Columns]
+
+    @property
+    def url(self) -> str:
+        return self.folder_url + self.file
+
+
+_GITHUB = "https://raw.githubusercontent.com/"
+_AZURE = (
+    _GITHUB + "Azure/AzurePublicDataset/"
+    "b469a113cedca53ddc3bdea71a143dc4b7d8700c/data/"
+)
+_MOONCAKE = (
+    _GITHUB + "kvcache-ai/Mooncake/"
+    "3b5a594133958449a1feaf1c9e0fc1b553e34a28/FAST25-release/traces/"
+)
+_SOURCES = {
+    "azure-conv-2023": _Source(
+        "AzureLLMInferenceTrace_conv.csv",
+        _AZURE,
+        "2f1e5b666d4e3055fdbba98598ce2ec307767b9064e03e2fa46676dbcc7d0bf8",
+        parse_azure,
+    ),
+    "azure-code-2023": _Source(
+        "AzureLLMInferenceTrace_code.csv",
+        _AZURE,
+        "54e9a6d2a4bd06ba1e060304b900abbc74cbea53de96506e60fe5bb4f2277fb6",
+        parse_azure,
+    ),
+    "mooncake-conversation": _Source(
+        "conversation_trace.jsonl",
+        _MOONCAKE,
+        "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
+        parse_mooncake,
+    ),
+    "mooncake-synthetic": _Source(
+        "synthetic_trace.jsonl",
+        _MOONCAKE,
+        "bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131",
+        parse_mooncake,
+    ),
+}
+NAMES = tuple(_SOURCES)
+
+
+def load(name: str) -> Trace:
+    """Return a trace, from COOKBOOK_TRACES, the cache or the network.
+
+    When COOKBOOK_TRACES is set (and not empty), only that folder is read.
+    Otherwise the file comes from the cache of this user, and is downloaded
+    into it when it is missing or damaged. After one failed connection no
+    other is tried until Python is restarted, so that four traces do not wait
+    for four time-outs.
+
+    Source: github.com/Azure/AzurePublicDataset (CC-BY-4.0; Patel et al.,
+    Splitwise, ISCA 2024) and github.com/kvcache-ai/Mooncake (Apache-2.0; Qin
+    et al., Mooncake, FAST 2025), each at a pinned commit.
+
+    Args:
+        name: one of NAMES.
+
+    Raises:
+        ValueError: an unknown name.
+        TraceUnavailable: no file and no network; says what to do.
+        TraceError: a bad row (naming file and line), or a file whose rows
+            are all well formed but whose SHA-256 is not the pinned one.
+    """
+    source = _SOURCES[_known(name)]
+    path = _find(name, source)
+    data = _read(name, source, path)
+    # Parse first: a bad row says more than a hash that differs.
+    columns = source.parse(data, path)
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != source.sha256:
+        raise TraceError(
+            f"{path}: SHA-256 is {digest}, expected {source.sha256}. "
+            f"Replace the file by {source.url}"
+        )
+    return Trace(name, *columns, sha256=digest)
+
+
+def _known(name: str) -> str:
+    if name not in NAMES:
+        raise ValueError(
+            f"unknown trace {name!r}; choose from {', '.join(NAMES)}"
+        )
+    return name
+
+
+def _find(name: str, source: _Source) -> Path:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder:
+        return Path(folder).expanduser() / source.file
+    return _download_once(name, source)
+
+
+def _read(name: str, source: _Source, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TraceUnavailable(
+            f"trace {name}: cannot read {path} ({_cause(error)}). "
+            f"Set {FOLDER_VARIABLE} to a folder that has {source.file}, or "
+            f"unset it and connect once to download it from {source.url}"
+        ) from None
+
+
+def _download_once(name: str, source: _Source) -> Path:
+    """Return the path in the cache, where pooch puts and verifies the file."""
+    cache = pooch.os_cache("llm-systems-cookbook")
+    path = Path(cache) / source.file
+    try:
+        pooch.retrieve(
+            url=source.url,
+            known_hash=source.sha256,
+            fname=source.file,
+            path=cache,
+            downloader=_download,
+        )
+    except (OSError, ValueError) as error:
+        if path.is_file():
+            return path  # damaged: reading it names the line
+        raise TraceUnavailable(
+            f"trace {name}: {source.file} is not in {cache}, and downloading "
+            f"{source.url} failed ({_cause(error)}). Set {FOLDER_VARIABLE} "
+            f"to a folder that has {source.file}, or connect once and "
+            "restart Python"
+        ) from None
+    return path
+
+
+_failed_connection: str | None = None
+
+
+def _download(url: str, output_file: str, caller: object) -> None:
+    """Fetch one file for pooch, unless an earlier connection failed."""
+    import requests  # slow to import, and seldom needed
+
+    global _failed_connection
+    if _failed_connection is not None:
+        raise requests.ConnectionError(
+            f"not tried again after {_failed_connection}"
+        )
+    fetch = pooch.HTTPDownloader(progressbar=True, timeout=HTTP_TIMEOUT_S)
+    try:
+        fetch(url, output_file, caller)
+    except (requests.ConnectionError, requests.Timeout) as error:
+        _failed_connection = _cause(error)
+        raise
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def load_or_generate(name: str, n: int | None = None, seed: int = 0) -> Trace:
+    """Return a trace, or a generated look-alike when it is unavailable.
+
+    When it generates, it prints one line that says so and why. A damaged
+    file is an error, never a reason to generate.
+
+    Args:
+        name: one of NAMES.
+        n: the first n requests, or as many generated; all when None.
+        seed: of the generator; the real trace does not depend on it.
+
+    Raises:
+        ValueError: an unknown name, n below 1 or beyond the trace.
+        TraceError: see load.
+    """
+    try:
+        trace = load(name)
+    except TraceUnavailable as error:
+        trace = generate(name, n, seed)
+        print(f"{trace.label}: {error}")
+        return trace
+    return trace if n is None else trace.first(n)
+
+
+def generate(name: str, n: int | None = None, seed: int = 0) -> Trace:
+    """Draw requests that resemble a trace, from its table of quantiles.
+
+    Lengths follow the quantiles, with the trace's rank correlation between
+    input and output (a Gaussian copula). Arrivals are Poisson at the trace's
+    mean rate. What is lost: bursts, the order of requests, shared prefixes.
+
+    Args:
+        name: one of NAMES.
+        n: requests to draw, at least 1; as many as the trace has when None.
+        seed: of the random generator.
+
+    Returns:
+        A trace with prefix_ids and sha256 None.
+
+    Raises:
+        ValueError: an unknown name, n below 1.
+    """
+    tables = quantile_tables()
+    table = tables["traces"][_known(name)]
+    n = table["rows"] if n is None else n
+    rng = np.random.default_rng(seed)
+    rate = (table["rows"] - 1) / table["duration_s"]
+    arrivals = poisson_arrivals(rng, n, rate)
+    u_input, u_output = _correlated_uniforms(rng, n, table["spearman"])
+    levels = tables["levels"]
+    return Trace(
+        name,
+        arrivals - arrivals[0],
+        _from_quantiles(u_input, levels, table["input_len"]["quantiles"]),
+        _from_quantiles(u_output, levels, table["output_len"]["quantiles"]),
+    )
+
+
+def _correlated_uniforms(
+    rng: np.random.Generator, n: int, spearman: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw two uniform [n] samples whose ranks correlate as asked."""
+    # Pearson's correlation of the normals that gives this rank correlation.
+    pearson = 2 * np.sin(np.pi / 6 * spearman)
+    first, second = rng.standard_normal((2, n))
+    second = pearson * first + np.sqrt(1 - pearson**2) * second
+    return _normal_cdf(first), _normal_cdf(second)
+
+
+def _normal_cdf(values: np.ndarray) -> np.ndarray:
+    cdf = NormalDist().cdf
+    return np.array([cdf(value) for value in values])
+
+
+def _from_quantiles(
+    uniforms: np.ndarray, levels: list[float], quantiles: list[int]
+) -> np.ndarray:
+    """Invert the CDF, linear between the levels of the table."""
+    lengths = np.interp(uniforms, levels, quantiles)
+    return np.rint(lengths).astype(np.int64)
+
+
+def quantile_tables() -> dict[str, Any]:
+    """Return the package's table of quantiles, one entry for each trace.
+
+    scripts/trace_quantiles.py computes it and describes its fields.
+    """
+    folder = resources.files("llm_systems_cookbook") / "data"
+    return json.loads((folder / "trace_quantiles.json").read_text("utf-8"))

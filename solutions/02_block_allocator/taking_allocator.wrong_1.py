@@ -1,0 +1,25 @@
+# ruff: noqa: F821
+class TakingAllocator:
+    """Search the queue: right, but slow in a large pool."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = deque(range(num_blocks))
+
+    def alloc(self) -> int:
+        """Take the block that has been free longest."""
+        if not self._free:
+            raise OutOfBlocks(needed=1, free=0)
+        return self._free.popleft()
+
+    def take(self, block_id: int) -> None:
+        """Take this block out of the free list."""
+        if block_id not in self._free:
+            raise ValueError(f"block {block_id} is not free")
+        self._free.remove(block_id)
+
+    def free(self, block_id: int) -> None:
+        """Give a block back."""
+        if not 0 <= block_id < self.num_blocks or block_id in self._free:
+            raise ValueError(f"block {block_id} is not in use")
+        self._free.append(block_id)

@@ -1,0 +1,19 @@
+"""What every test shares: no window, no clock, no results in the checkout."""
+
+import matplotlib
+import pytest
+from hypothesis import settings
+
+# Set here rather than as MPLBACKEND, which the notebooks' kernels would
+# inherit and then draw nothing.
+matplotlib.use("Agg")
+
+# The same examples on every run, and none fails for being slow.
+settings.register_profile("cookbook", derandomize=True, deadline=None)
+settings.load_profile("cookbook")
+
+
+@pytest.fixture(autouse=True)
+def no_results_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test choose its own: `make test` sets one for notebooks."""
+    monkeypatch.delenv("COOKBOOK_RESULTS", raising=False)

@@ -1,0 +1,94 @@
+"""Run a notebook's cells in this process, with some of them replaced.
+
+As a script: run a notebook until a check fails, and print which as JSON.
+"""
+
+import ast
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def code_cells(path: Path) -> list[nbformat.NotebookNode]:
+    cells = nbformat.read(path, as_version=4).cells
+    return [cell for cell in cells if cell.cell_type == "code"]
+
+
+def run_cell(source: str, namespace: dict, name: str) -> None:
+    code = TransformerManager().transform_cell(source)
+    exec(compile(code, name, "exec"), namespace)
+
+
+def run_cells(
+    path: Path, replace: Mapping[str, str] | None = None
+) -> Iterator[dict]:
+    """Run cell after cell; yield the namespace after each.
+
+    `replace` has new sources by cell id.
+    """
+    namespace: dict = {"__name__": "__main__"}
+    for cell in code_cells(path):
+        source = (replace or {}).get(cell.id, cell.source)
+        run_cell(source, namespace, f"{path.stem}:{cell.id}")
+        yield namespace
+
+
+def exercise_cells(path: Path) -> dict[str, list[nbformat.NotebookNode]]:
+    """Return, by exercise, its stub cell and the cells up to its grading."""
+    found: dict[str, list[nbformat.NotebookNode]] = {}
+    current = None
+    for cell in code_cells(path):
+        current = cell.metadata.get("exercise", current)
+        if current is None:
+            continue
+        found.setdefault(current, []).append(cell)
+        if "s.exercise(" in cell.source:
+            current = None
+    return found
+
+
+def example_of(grading: str, grader: str) -> str:
+    """Return a grader's statements up to its first assert: the example."""
+    tree = ast.parse(grading)
+    function = next(
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == grader
+    )
+    kinds = [isinstance(node, ast.Assert) for node in function.body]
+    body = function.body[: kinds.index(True) + 1]
+    return "\n".join(ast.unparse(node) for node in body)
+
+
+def failed_check(namespace: dict) -> str | None:
+    session = namespace.get("s")
+    if session is None:
+        return None
+    record = session._as_dict("incomplete")["checks"]
+    failed = [check["name"] for check in record if check["status"] == "failed"]
+    return failed[0] if failed else None
+
+
+def run_until_a_check_fails(path: Path) -> str | None:
+    """Return the first failed check, also when its cell raises after it."""
+    namespace: dict = {"__name__": "__main__"}
+    for cell in code_cells(path):
+        try:
+            run_cell(cell.source, namespace, f"{path.stem}:{cell.id}")
+        except Exception:
+            if failed_check(namespace) is None:
+                raise
+        if failed_check(namespace) is not None:
+            return failed_check(namespace)
+    return None
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_until_a_check_fails(Path(sys.argv[1]))))

@@ -1,0 +1,161 @@
+"""The block allocator's contract, rule by rule."""
+
+import pickle
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm_systems_cookbook.memory import BlockAllocator, OutOfBlocks
+
+
+def state(allocator):
+    return list(allocator._free), list(allocator._refcounts)
+
+
+def test_blocks_come_first_in_first_out():
+    allocator = BlockAllocator(3)
+    a, b = allocator.allocate(2)
+    allocator.free(b)
+    allocator.free(a)
+    assert allocator.allocate(3) == [2, b, a]
+
+
+def test_alloc_on_an_empty_pool_says_needed_and_free():
+    allocator = BlockAllocator(1)
+    allocator.alloc()
+    with pytest.raises(OutOfBlocks, match="needed 1 blocks, 0 free") as error:
+        allocator.alloc()
+    assert (error.value.needed, error.value.free) == (1, 0)
+
+
+def test_failed_allocate_takes_nothing():
+    allocator = BlockAllocator(4)
+    allocator.alloc()
+    before = state(allocator)
+    with pytest.raises(OutOfBlocks) as error:
+        allocator.allocate(4)
+    assert (error.value.needed, error.value.free) == (4, 3)
+    assert state(allocator) == before
+
+
+def test_allocate_of_zero_blocks_is_an_empty_list():
+    allocator = BlockAllocator(1)
+    assert allocator.allocate(0) == []
+    assert allocator.free_blocks == 1
+
+
+def test_out_of_blocks_survives_pickling():
+    error = pickle.loads(pickle.dumps(OutOfBlocks(3, 1)))
+    assert (error.needed, error.free, str(error)) == (
+        3,
+        1,
+        "needed 3 blocks, 1 free",
+    )
+
+
+@pytest.mark.parametrize("action", ["free", "incref", "refcount"])
+@pytest.mark.parametrize("block_id", [-1, 4, 10**12])
+def test_id_out_of_range_raises_and_changes_nothing(action, block_id):
+    allocator = BlockAllocator(4)
+    allocator.allocate(4)
+    before = state(allocator)
+    with pytest.raises(ValueError, match=f"block {block_id} is outside"):
+        getattr(allocator, action)(block_id)
+    assert state(allocator) == before
+
+
+@pytest.mark.parametrize("action", ["free", "incref"])
+def test_misuse_of_a_free_block_raises_and_changes_nothing(action):
+    allocator = BlockAllocator(2)
+    block_id = allocator.alloc()
+    allocator.free(block_id)
+    before = state(allocator)
+    with pytest.raises(ValueError, match=f"block {block_id} is free"):
+        getattr(allocator, action)(block_id)
+    assert state(allocator) == before
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size"), [(0, 16), (-1, 16), (1, 0), (1, -3)]
+)
+def test_impossible_sizes_are_refused(num_blocks, block_size):
+    with pytest.raises(ValueError, match="must be >= 1"):
+        BlockAllocator(num_blocks, block_size)
+
+
+def test_negative_counts_are_refused():
+    allocator = BlockAllocator(2)
+    with pytest.raises(ValueError, match="n must be >= 0, got -1"):
+        allocator.allocate(-1)
+    with pytest.raises(ValueError, match="num_tokens must be >= 0, got -1"):
+        allocator.blocks_needed(-1)
+
+
+@given(st.integers(0, 10**9), st.integers(1, 512))
+def test_blocks_needed_is_the_smallest_number_that_holds(tokens, block_size):
+    needed = BlockAllocator(1, block_size).blocks_needed(tokens)
+    assert (needed - 1) * block_size < tokens <= needed * block_size
+
+
+def corrupt_lost(allocator):
+    allocator._free.popleft()
+
+
+def corrupt_twice_free(allocator):
+    allocator._free.append(allocator._free[0])
+
+
+def corrupt_both(allocator):
+    allocator._refcounts[allocator._free[0]] = 1
+
+
+def corrupt_negative(allocator):
+    allocator._refcounts[allocator.alloc()] = -1
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [corrupt_lost, corrupt_twice_free, corrupt_both, corrupt_negative],
+)
+def test_assert_consistent_names_a_corrupt_block(corrupt):
+    allocator = BlockAllocator(4)
+    allocator.assert_consistent()
+    corrupt(allocator)
+    with pytest.raises(AssertionError, match="block 0: "):
+        allocator.assert_consistent()
+
+
+def test_random_operations_match_a_dict_of_owners():
+    rng = random.Random(3)
+    allocator, owners = BlockAllocator(5), {}
+    seen = dict.fromkeys(["alloc", "incref", "free", "refused"], 0)
+    for _ in range(3_000):
+        action = rng.choice(["alloc", "incref", "free", "free"])
+        if action == "alloc":
+            if len(owners) == 5:
+                with pytest.raises(OutOfBlocks):
+                    allocator.alloc()
+                seen["refused"] += 1
+                continue
+            block_id = allocator.alloc()
+            assert block_id not in owners
+            owners[block_id] = 1
+        else:
+            block_id = rng.randrange(5)
+            if block_id not in owners:
+                with pytest.raises(ValueError, match="is free"):
+                    getattr(allocator, action)(block_id)
+                seen["refused"] += 1
+                continue
+            getattr(allocator, action)(block_id)
+            owners[block_id] += 1 if action == "incref" else -1
+            if owners[block_id] == 0:
+                del owners[block_id]
+        seen[action] += 1
+        allocator.assert_consistent()
+        assert [allocator.refcount(b) for b in range(5)] == [
+            owners.get(b, 0) for b in range(5)
+        ]
+    assert min(seen.values()) > 100

@@ -1,0 +1,106 @@
+"""Every solution passes, and every wrong answer passes only the example."""
+
+import re
+from functools import cache
+
+import matplotlib.pyplot as plt
+import pytest
+from notebook_cells import (
+    NOTEBOOKS,
+    ROOT,
+    example_of,
+    exercise_cells,
+    run_cell,
+    run_cells,
+)
+
+from llm_systems_cookbook.nb import Notebook
+
+# The cells of one notebook are run once in each worker: keep its tests
+# together.
+pytestmark = pytest.mark.usefixtures("results_in_tmp")
+
+
+@pytest.fixture
+def results_in_tmp(tmp_path, monkeypatch):
+    monkeypatch.setenv("COOKBOOK_RESULTS", str(tmp_path))
+    yield
+    plt.close("all")
+
+
+def answers(kind):
+    for path in NOTEBOOKS:
+        for file in sorted((ROOT / "solutions" / path.stem).glob("*.py")):
+            exercise, _, wrong = file.stem.partition(".")
+            if bool(wrong) == (kind == "wrong"):
+                yield pytest.param(
+                    path,
+                    exercise,
+                    file,
+                    id=f"{path.stem}:{file.stem}",
+                    marks=pytest.mark.xdist_group(path.stem),
+                )
+
+
+@cache
+def namespace_of(path):
+    """Run a notebook, up to where its results would be saved."""
+    *_, namespace = run_cells(path, replace={"save": ""})
+    return namespace
+
+
+def grade(path, exercise, answer, directory):
+    """Return (status, message, passes the example) of an answer."""
+    namespace = dict(namespace_of(path))
+    namespace["s"] = session = Notebook(path.stem, directory)
+    _, *grading = exercise_cells(path)[exercise]
+    run_cell(answer, namespace, f"{exercise}:answer")
+    source = "\n".join(cell.source for cell in grading)
+    run_cell(source, namespace, f"{exercise}:grading")
+    (record,) = session._as_dict("incomplete")["exercises"]
+    assert record["name"] == exercise
+    grader = re.search(r's\.exercise\(\s*"\w+",\s*(\w+)', source)[1]
+    try:
+        exec(example_of(source, grader), namespace)
+        example = True
+    except Exception:
+        example = False
+    return record["status"], record["message"], example
+
+
+@pytest.mark.parametrize(("path", "exercise", "file"), list(answers("right")))
+def test_solution_passes(path, exercise, file, tmp_path):
+    status, message, example = grade(
+        path, exercise, file.read_text(), tmp_path
+    )
+    assert (status, example) == ("passed", True), message
+
+
+@pytest.mark.parametrize(("path", "exercise", "file"), list(answers("wrong")))
+def test_wrong_answer_passes_the_example_and_fails(
+    path, exercise, file, tmp_path
+):
+    status, message, example = grade(
+        path, exercise, file.read_text(), tmp_path
+    )
+    assert example, "the example in the prose already tells it apart"
+    assert status == "failed"
+    assert message, "a failed answer gets a hint"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_exercise_has_a_solution_and_wrong_answers(path):
+    exercises = exercise_cells(path)
+    assert len(exercises) >= 3
+    folder = ROOT / "solutions" / path.stem
+    for name in exercises:
+        assert (folder / f"{name}.py").exists()
+        assert len(list(folder.glob(f"{name}.wrong_*.py"))) >= 2
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stubs_are_todo_and_do_not_fail(path, tmp_path):
+    for name, (stub, *_) in exercise_cells(path).items():
+        assert "NotImplementedError" in stub.source
+        status, _, _ = grade(path, name, stub.source, tmp_path)
+        assert status == "todo"
