@@ -8,33 +8,32 @@ running a cell again replaces its record, and written to one JSON file.
 import html
 import inspect
 import json
-import math
-import numbers
 import os
 import re
 import reprlib
-import sys
 import tempfile
 import textwrap
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from llm_systems_cookbook import __version__
+from llm_systems_cookbook.closeness import compare, tolerance
 from llm_systems_cookbook.conditions import Conditions, find_checkout
+from llm_systems_cookbook.plain_values import (
+    is_tensor,
+    measurement,
+    plain_value,
+)
 
 SCHEMA_VERSION = 1
 
 _SLUG = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _SLUG_LIMIT = 100
 _TEXT_LIMIT = 120
-_EXACT_FLOAT_LIMIT = 2**53
 _MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "todo": "○"}
 
 
@@ -157,10 +156,10 @@ class Notebook:
                 or NaN.
         """
         _require_name(name)
-        rtol = _tolerance("rtol", rtol)
-        atol = _tolerance("atol", atol)
+        rtol = tolerance("rtol", rtol)
+        atol = tolerance("atol", atol)
         try:
-            passed, message = _compare(actual, expected, rtol, atol)
+            passed, message = compare(actual, expected, rtol, atol)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -228,8 +227,8 @@ class Notebook:
         _require_name(name)
         if not isinstance(unit, str):
             raise TypeError(f"unit must be str, got {type(unit).__name__}")
-        plain = _plain(value)
-        record = _measurement(name, plain, unit, _plain(context))
+        plain = plain_value(value)
+        record = measurement(name, plain, unit, plain_value(context))
         self._measures[name] = record
         _say(f"{_one_line(name)} = {_shown_measure(record)}")
         return plain
@@ -540,7 +539,7 @@ def _verdict(value: object) -> tuple[bool, str]:
         return bool(value), "returned False"
     if value is None:
         return False, "returned None: forgotten return?"
-    if _is_tensor(value) or isinstance(value, np.ndarray):
+    if is_tensor(value) or isinstance(value, np.ndarray):
         return _array_verdict(value)
     if callable(value):
         return False, "returned a function: forgotten call?"
@@ -570,234 +569,6 @@ def _grade(grader: Callable[[], object]) -> tuple[str, str]:
     except NotImplementedError:
         return "todo", ""
     return ("passed", "") if passed else ("failed", _one_line(reason))
-
-
-# --- Comparing numbers -----------------------------------------------------
-
-
-def _tolerance(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be finite and >= 0, got {value}")
-    return float(value)
-
-
-def _compare(
-    actual: object, expected: object, rtol: float, atol: float
-) -> tuple[bool, str]:
-    """Return whether two values are close, and how far apart they are."""
-    a, b = _numbers("actual", actual), _numbers("expected", expected)
-    if a.shape != b.shape:
-        return False, f"shape {a.shape}, expected {b.shape}"
-    if a.size == 0:
-        return False, f"nothing to compare: shape {a.shape}"
-    for name, array in (("actual", a), ("expected", b)):
-        if np.any(array != array):
-            return False, f"NaN in {name}"
-    exact = _beyond_float(a) or _beyond_float(b)
-    convert = _as_fractions if exact else _as_floats
-    error, scale = _errors(convert(a), convert(b))
-    if exact:
-        rtol, atol = Fraction(rtol), Fraction(atol)
-    # An infinite error is never close, though the limit may be infinite too.
-    with np.errstate(all="ignore"):
-        close = (error == 0) | (error < math.inf) & (
-            error <= atol + rtol * scale
-        )
-    return bool(close.all()), _farthest(error, scale, a.shape)
-
-
-def _errors(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return |a - b|, 0 where equal (infinities too), and |b|."""
-    with np.errstate(all="ignore"):
-        return np.where(a == b, 0, np.abs(a - b)), np.abs(b)
-
-
-def _farthest(
-    error: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]
-) -> str:
-    relative = np.full_like(error, math.inf)
-    relative[error == 0] = 0
-    finite = (error > 0) & (error < math.inf) & (scale > 0)
-    with np.errstate(all="ignore"):
-        relative[finite] = error[finite] / scale[finite]
-    return (
-        f"largest absolute error {_largest(error, shape)}, "
-        f"relative {_largest(relative, shape)}"
-    )
-
-
-def _largest(values: np.ndarray, shape: tuple[int, ...]) -> str:
-    worst = int(np.argmax(values))
-    index = [int(i) for i in np.unravel_index(worst, shape)]
-    where = f" at {index}" if index else ""
-    return f"{float(values[worst]):.3g}{where}"
-
-
-def _numbers(name: str, value: object) -> np.ndarray:
-    """Return a numeric array; a list's stays exact, with dtype object."""
-    value = _without_tensors(value)
-    # In a list that mixes them, a float would round the large integers.
-    dtype = object if isinstance(value, list) else None
-    array = np.asarray(value, dtype=dtype)
-    if array.dtype.kind == "O":
-        for item in array.flat:
-            if not isinstance(item, numbers.Number):
-                raise TypeError(_not_numbers(name, item))
-    elif array.dtype.kind not in "biufc":
-        raise TypeError(_not_numbers(name, value))
-    return array
-
-
-def _not_numbers(name: str, value: object) -> str:
-    kind = type(value).__name__
-    hint = ""
-    if isinstance(value, list | np.ndarray):
-        hint = " (ragged?)"
-    if callable(value):
-        hint = ": forgotten call?"
-    return f"{name} is not numeric: {kind}{hint}"
-
-
-def _without_tensors(value: object) -> object:
-    """Return tensors as arrays, numpy scalars as numbers, also in lists."""
-    if isinstance(value, list | tuple):
-        return [_without_tensors(item) for item in value]
-    if _is_tensor(value):
-        value = _tensor_to_numpy(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-        return _without_tensors(value.tolist())
-    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
-        return value.item()
-    return value
-
-
-def _beyond_float(array: np.ndarray) -> bool:
-    """Return whether an integer is too large for float64 to hold exactly."""
-    if array.dtype.kind == "O":
-        integers = (x for x in array.flat if isinstance(x, int))
-        return any(abs(x) > _EXACT_FLOAT_LIMIT for x in integers)
-    if array.dtype.kind not in "iu":
-        return False
-    extremes = int(array.min()), int(array.max())
-    return max(map(abs, extremes)) > _EXACT_FLOAT_LIMIT
-
-
-def _as_floats(array: np.ndarray) -> np.ndarray:
-    """Return a flat array of float64, complex128 or a wider type."""
-    if array.dtype.kind == "O":
-        array = np.array(array.ravel().tolist())
-    if array.dtype.kind == "O":
-        array = array.astype(np.float64)
-    return array.ravel().astype(np.result_type(array.dtype, np.float64))
-
-
-def _as_fractions(array: np.ndarray) -> np.ndarray:
-    """Return a flat array of exact fractions; infinities stay floats."""
-    result = np.empty(array.size, dtype=object)
-    result[:] = [_exact(x) for x in array.ravel().tolist()]
-    return result
-
-
-def _exact(number: int | float) -> Fraction | float:
-    if isinstance(number, float) and math.isinf(number):
-        return number
-    return Fraction(number)
-
-
-# --- Plain values and strict JSON ------------------------------------------
-
-
-def _is_tensor(value: object) -> bool:
-    # Nothing is a tensor in a process that has not imported torch.
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _tensor_to_numpy(tensor: object) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    if tensor.is_floating_point():
-        # numpy lacks bfloat16 and the 8-bit floats; float64 holds them all.
-        tensor = tensor.double()
-    return tensor.resolve_conj().resolve_neg().numpy()
-
-
-def _plain(value: object) -> object:
-    """Return numbers, strings, None, lists and dicts of Python's own."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if _is_tensor(value):
-        return _plain(_tensor_to_numpy(value))
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, np.bool_):
-        return bool(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {_plain_key(key): _plain(item) for key, item in value.items()}
-    return _plain_number(value)
-
-
-def _plain_number(value: object) -> int | float:
-    # A numpy duration calls itself an integer, and would lose its unit.
-    if not isinstance(value, np.timedelta64):
-        if isinstance(value, numbers.Integral):
-            return int(value)
-        if isinstance(value, numbers.Real | Decimal):
-            return float(value)
-    raise TypeError(
-        f"cannot record a {type(value).__name__}: use a number, bool, str, "
-        "None, list, tuple, dict, or a numpy or torch value"
-    )
-
-
-def _plain_key(key: object) -> str | int | float:
-    if isinstance(key, str):
-        return str(key)
-    return _plain_number(key)
-
-
-def _measurement(name: str, value: object, unit: str, context: object) -> dict:
-    """Return a measure as strict JSON, with a flag for what JSON lacks."""
-    non_finite: dict[str, str] = {}
-    record: dict[str, object] = {
-        "name": name,
-        "value": _strict(value, "value", non_finite),
-        "unit": unit,
-        "context": _strict(context, "context", non_finite),
-    }
-    if non_finite:
-        record["non_finite"] = non_finite
-    # Whatever JSON refuses is refused here, not when the record is saved.
-    json.dumps(record, allow_nan=False)
-    return record
-
-
-def _strict(value: object, path: str, non_finite: dict[str, str]) -> object:
-    """Return the value without NaN and infinities, noted by their path."""
-    if isinstance(value, float) and not math.isfinite(value):
-        non_finite[path] = str(value)
-        return None
-    if isinstance(value, list):
-        return [
-            _strict(item, f"{path}[{i}]", non_finite)
-            for i, item in enumerate(value)
-        ]
-    if isinstance(value, dict):
-        _require_distinct(path, [str(key) for key in value])
-        return {
-            str(key): _strict(item, f"{path}.{key}", non_finite)
-            for key, item in value.items()
-        }
-    return value
-
-
-def _require_distinct(path: str, keys: list[str]) -> None:
-    key, count = Counter(keys).most_common(1)[0] if keys else ("", 0)
-    if count > 1:
-        raise ValueError(f"{path} has two keys that read {key!r}")
 
 
 def _shown_measure(record: dict) -> str:

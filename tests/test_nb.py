@@ -281,6 +281,20 @@ def test_name_must_be_a_string_that_is_not_empty(s, record_it, name, error):
     assert record["exercises"] == []
 
 
+# --- raises ----------------------------------------------------------------
+
+
+def test_raises_tells_whether_a_call_raises_the_error():
+    assert nb.raises(ValueError, int, "x") is True
+    assert nb.raises(LookupError, [].pop) is True
+    assert nb.raises(ValueError, int, "7") is False
+
+
+def test_raises_lets_other_errors_through():
+    with pytest.raises(TypeError):
+        nb.raises(ValueError, int, [])
+
+
 # --- check_close -----------------------------------------------------------
 
 CLOSE = {
@@ -325,6 +339,11 @@ FAR = {
 def test_distant_values_fail(s, a, b):
     assert s.check_close("name", a, b) is False
     assert checks(s)["name"]["status"] == "failed"
+
+
+def test_equal_infinities_are_close_at_any_tolerance(s):
+    assert s.check_close("zero", [INF, 1], [INF, 1], rtol=0) is True
+    assert s.check_close("wide", [2**60, INF], [2**60, INF], rtol=0) is True
 
 
 @pytest.mark.parametrize(
@@ -408,6 +427,13 @@ def test_large_integers_compare_exactly(s, a, b):
     assert s.check_close("one off", a, b, rtol=0, atol=0) is False
     assert s.check_close("one off, reversed", b, a, rtol=0, atol=0) is False
     assert s.check_close("within", a, b, rtol=0, atol=1) is True
+
+
+def test_large_integers_beside_an_expected_zero(s):
+    a, b = [BIG * 2, 1], [BIG * 2, 0]
+    assert s.check_close("within", a, b, atol=1) is True
+    assert s.check_close("beyond", a, b, atol=0.5) is False
+    assert "relative inf at [1]" in checks(s)["beyond"]["message"]
 
 
 def test_large_integers_beside_infinity(s):
@@ -759,6 +785,12 @@ def test_other_types_raise_naming_the_type_and_record_nothing(
     with pytest.raises(TypeError, match=kind):
         s.measure("context", 1, "s", given=value)
     assert lines() == []
+    assert measures(s) == {}
+
+
+def test_integer_too_long_to_write_raises_when_measured_not_when_saved(s):
+    with pytest.raises(ValueError, match="digits"):
+        s.measure("name", 10**10_000, "s")
     assert measures(s) == {}
 
 
