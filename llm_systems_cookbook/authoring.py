@@ -1116,7 +1116,7 @@ def sections_are_in_order(notebook: Notebook) -> Findings:
             yield cell, f"section {text!r} is repeated"
         elif place < last:
             yield cell, f"section {text!r} comes after {SECTIONS[last]!r}"
-        last = max(last, place)
+        last = place
 
 
 @_rule

@@ -1,11 +1,6 @@
-"""Run a notebook's cells in this process, with some of them replaced.
-
-As a script: run a notebook until a check fails, and print which as JSON.
-"""
+"""Run a notebook's cells in this process, with some of them replaced."""
 
 import ast
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -76,7 +71,7 @@ def failed_check(namespace: dict) -> str | None:
     return failed[0] if failed else None
 
 
-def run_until_a_check_fails(path: Path) -> str | None:
+def first_failed_check(path: Path) -> str | None:
     """Return the first failed check, also when its cell raises after it."""
     namespace: dict = {"__name__": "__main__"}
     for cell in code_cells(path):
@@ -88,7 +83,3 @@ def run_until_a_check_fails(path: Path) -> str | None:
         if failed_check(namespace) is not None:
             return failed_check(namespace)
     return None
-
-
-if __name__ == "__main__":
-    print(json.dumps(run_until_a_check_fails(Path(sys.argv[1]))))

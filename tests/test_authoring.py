@@ -270,6 +270,13 @@ def test_a_class_of_nothing_but_a_docstring_keeps_its_summary(root):
     assert derived == 'class Empty:\n    """Hold nothing."""'
 
 
+def test_a_summary_closed_on_the_next_line_is_closed_on_its_own(root):
+    text = 'def f() -> None:\n    """Do it.\n    """\n    g()\n'
+    (root / "llm_systems_cookbook" / "two.py").write_text(text)
+    derived = derived_source(root, "two:f")
+    assert derived == 'def f() -> None:\n    """Do it."""\n    g()'
+
+
 def test_a_package_is_a_module_too(root):
     init = root / "llm_systems_cookbook" / "memory" / "__init__.py"
     init.write_text("def here() -> None:\n    pass\n")
@@ -705,6 +712,7 @@ VIOLATIONS = [
     (LITERAL, put("build-1", "s.check_close(name, 1, 1)")),
     (LITERAL, put("build-1", 'for i in x:\n    s.check(f"{i}", True)')),
     (LITERAL, put("build-1", "s.check()")),
+    (LITERAL, put("build-1", "s.check(3, lambda: True)")),
     (MEASURE_LITERAL, put("build-1", 's.measure(f"a{n}", 1, "s")')),
     (MEASURE_LITERAL, put("build-1", 'for n in x:\n    s.measure(n, 1, "s")')),
     (UNIQUE, put("build-1", 's.check("check_2", lambda: True)')),
@@ -744,6 +752,10 @@ VIOLATIONS = [
     ),
     ("sections_are_in_order", replaced("recap", "Text.", "## Recap")),
     ("problem_has_a_picture", put("problem-picture", "x = 1")),
+    (
+        "problem_has_a_picture",
+        lambda nb: move_before(nb, "problem-picture", "build"),
+    ),
     ("ends_with_summary_and_save", lambda nb: remove(nb, "summary")),
     ("ends_with_summary_and_save", put("save", "s.save() or 1")),
     (

@@ -84,7 +84,7 @@ def simulate_workload(
 
 
 def waste_bound(lengths: ArrayLike, block_size: int) -> float:
-    """Return the most that paging can waste, as a share of what it reserves.
+    """Return the most that paging can waste, as a share of the reserved.
 
     At most block_size - 1 slots of each sequence are empty, so the waste is
     at most (block_size - 1) / mean reserved slots. Equality holds only when

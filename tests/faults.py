@@ -1,0 +1,263 @@
+"""The named list of faults: see test_faults.py."""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    name: str
+    notebook: str
+    module: str  # relative to the package
+    old: str
+    new: str
+    check: str
+
+
+ALLOCATOR = "memory/allocator.py"
+TABLE = "memory/sequence_table.py"
+REGIONS = "memory/reservation.py"
+MANAGER = "memory/memory_manager.py"
+WASTE = "memory/waste.py"
+
+FAULTS = [
+    Fault(
+        "double free accepted",
+        "02_block_allocator",
+        ALLOCATOR,
+        """        if owners == 0:
+            raise self._refused(block_id)
+        self._refcounts[block_id] = owners - 1
+        if owners == 1:""",
+        """        self._refcounts[block_id] = max(0, owners - 1)
+        if owners <= 1:""",
+        "double_free_is_refused",
+    ),
+    Fault(
+        "incref on a free block accepted",
+        "02_block_allocator",
+        ALLOCATOR,
+        """        if self.refcount(block_id) == 0:
+            raise self._refused(block_id)
+        self._refcounts[block_id] += 1""",
+        """        self._refcounts[block_id] += 1""",
+        "incref_of_a_free_block_is_refused",
+    ),
+    Fault(
+        "negative ids reach the list from its end",
+        "02_block_allocator",
+        ALLOCATOR,
+        """        if not 0 <= block_id < self.num_blocks:
+            raise self._refused(block_id)
+        owners =""",
+        "        owners =",
+        "ids_outside_the_pool_are_refused",
+    ),
+    Fault(
+        "leak on a failed allocate",
+        "02_block_allocator",
+        ALLOCATOR,
+        """        if n > len(self._free):
+            raise OutOfBlocks(needed=n, free=len(self._free))
+        block_ids = [self._free.popleft() for _ in range(n)]
+        for block_id in block_ids:
+            self._refcounts[block_id] = 1
+        return block_ids""",
+        """        return [self.alloc() for _ in range(n)]""",
+        "error_says_needed_and_free",
+    ),
+    Fault(
+        "leak on a failed allocate that reports well",
+        "02_block_allocator",
+        ALLOCATOR,
+        """        if n > len(self._free):
+            raise OutOfBlocks(needed=n, free=len(self._free))
+        block_ids =""",
+        """        if n > len(self._free):
+            free = len(self._free)
+            self._refcounts[self._free.popleft()] = 1
+            raise OutOfBlocks(needed=n, free=free)
+        block_ids =""",
+        "failed_allocate_takes_nothing",
+    ),
+    Fault(
+        "free ignores other owners",
+        "02_block_allocator",
+        ALLOCATOR,
+        """        self._refcounts[block_id] = owners - 1
+        if owners == 1:""",
+        """        self._refcounts[block_id] = 0
+        if owners >= 1:""",
+        "shared_block_survives_one_free",
+    ),
+    Fault(
+        "last in, first out",
+        "02_block_allocator",
+        ALLOCATOR,
+        "            self._free.append(block_id)",
+        "            self._free.appendleft(block_id)",
+        "freed_block_comes_back_last",
+    ),
+    Fault(
+        "alloc keeps the block in the free list",
+        "02_block_allocator",
+        ALLOCATOR,
+        "[self._free.popleft() for _ in range(n)]",
+        "[self._free[0] for _ in range(n)]",
+        "alloc_returns_distinct_blocks",
+    ),
+    Fault(
+        "alloc on an empty pool returns no error",
+        "02_block_allocator",
+        ALLOCATOR,
+        """        if not self._free:
+            raise OutOfBlocks(needed=1, free=0)
+        block_id = self._free.popleft()""",
+        """        block_id = self._free.popleft() if self._free else -1""",
+        "alloc_fails_when_pool_empty",
+    ),
+    Fault(
+        "alloc forgets its own count",
+        "02_block_allocator",
+        ALLOCATOR,
+        """        self._refcounts[block_id] = 1
+        return block_id
+""",
+        """        self._refcounts[block_id] += block_id != 3
+        return block_id
+""",
+        "random_operations_match_a_model",
+    ),
+    # --- 03 ---------------------------------------------------------------
+    Fault(
+        "grows a token too late",
+        "03_block_tables",
+        TABLE,
+        "        if self.length == self.capacity:",
+        "        if self.length > self.capacity:",
+        "block_size_1_takes_a_block_for_every_token",
+    ),
+    Fault(
+        "grows a token too early",
+        "03_block_tables",
+        TABLE,
+        "        if self.length == self.capacity:",
+        "        if self.length + 1 >= self.capacity:",
+        "full_table_grows_at_the_next_token_not_before",
+    ),
+    Fault(
+        "remainder test fails at block size 1",
+        "03_block_tables",
+        TABLE,
+        "        if self.length == self.capacity:",
+        "        if (self.length + 1) % self.block_size == 1:",
+        "block_size_1_takes_a_block_for_every_token",
+    ),
+    Fault(
+        "extend takes a block too few at a boundary",
+        "03_block_tables",
+        TABLE,
+        "self._blocks_for(self.length + n) - len",
+        "self._blocks_for(self.length + n - 1) - len",
+        "growth_by_one_and_at_once_hold_the_same_blocks",
+    ),
+    Fault(
+        "extend takes a block too many",
+        "03_block_tables",
+        TABLE,
+        "self._blocks_for(self.length + n) - len",
+        "(self.length + n) // self.block_size + 1 - len",
+        "full_table_grows_at_the_next_token_not_before",
+    ),
+    Fault(
+        "wrong block in translate",
+        "03_block_tables",
+        TABLE,
+        "self.block_ids[block], offset",
+        "self.block_ids[block - 1], offset",
+        "translate_gives_block_and_offset",
+    ),
+    Fault(
+        "logical for physical block in translate",
+        "03_block_tables",
+        TABLE,
+        "self.block_ids[block], offset",
+        "block, offset",
+        "translate_gives_block_and_offset",
+    ),
+    Fault(
+        "translate past the end",
+        "03_block_tables",
+        TABLE,
+        "if not 0 <= position < self.length:",
+        "if not 0 <= position < self.capacity:",
+        "positions_without_a_token_are_refused",
+    ),
+    Fault(
+        "negative position counts from the end",
+        "03_block_tables",
+        TABLE,
+        "if not 0 <= position < self.length:",
+        "if position >= self.length:",
+        "positions_without_a_token_are_refused",
+    ),
+    Fault(
+        "slot without its offset",
+        "03_block_tables",
+        TABLE,
+        "block_id * self.block_size + offset",
+        "block_id * self.block_size",
+        "slot_is_block_times_size_plus_offset",
+    ),
+    Fault(
+        "truncate keeps a block too many",
+        "03_block_tables",
+        TABLE,
+        "> self._blocks_for(length):",
+        "> self._blocks_for(length) + 1:",
+        "truncate_keeps_exactly_the_blocks_with_a_token",
+    ),
+    Fault(
+        "truncate frees a block too many",
+        "03_block_tables",
+        TABLE,
+        "> self._blocks_for(length):",
+        "> length // self.block_size:",
+        "truncate_keeps_exactly_the_blocks_with_a_token",
+    ),
+    Fault(
+        "truncate forgets to free",
+        "03_block_tables",
+        TABLE,
+        """            allocator.free(self.block_ids[-1])
+            self.block_ids.pop()""",
+        "            self.block_ids.pop()",
+        "truncate_keeps_exactly_the_blocks_with_a_token",
+    ),
+    Fault(
+        "free forgets a block",
+        "03_block_tables",
+        TABLE,
+        "self.truncate(allocator, 0)",
+        "self.truncate(allocator, min(1, self.length))",
+        "free_gives_back_every_block",
+    ),
+    Fault(
+        "leak on a failed extend",
+        "03_block_tables",
+        TABLE,
+        "added, copies = allocator.allocate(new), []",
+        "added, copies = [allocator.alloc() for _ in range(new)], []",
+        "extend_without_room_changes_nothing",
+    ),
+    Fault(
+        "failed append counts the token",
+        "03_block_tables",
+        TABLE,
+        """        if self.length == self.capacity:
+            self.block_ids.append(allocator.alloc())""",
+        """        if self.length == self.capacity:
+            self.length += 1
+            self.block_ids.append(allocator.alloc())
+            self.length -= 1""",
+        "append_without_room_changes_nothing",
+    ),
+]

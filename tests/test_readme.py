@@ -1,0 +1,39 @@
+"""What the README shows runs, and what it names exists."""
+
+import re
+
+from notebook_cells import NOTEBOOKS, ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_python_examples_run():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        namespace = {}
+        exec(block, namespace)
+        assert namespace["table"].slot(99) == 6 * 16 + 3
+
+
+def test_linked_files_exist():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert len(links) > 8
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_every_notebook_is_in_the_table():
+    for path in NOTEBOOKS:
+        title = re.search(r'"# (.+?)(\\n)?"', path.read_text())[1]
+        row = f"[{title}](notebooks/{path.name})"
+        assert row in README, row
+
+
+def test_every_module_of_the_map_exists():
+    package = ROOT / "llm_systems_cookbook"
+    rows = re.findall(r"^\| (`[^|]+) \|", README, re.MULTILINE)
+    names = re.findall(r"`([\w.]+)`", " ".join(rows))
+    assert len(names) > 8
+    for name in names:
+        assert (package / f"{name.replace('.', '/')}.py").exists(), name
