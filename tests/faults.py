@@ -126,7 +126,7 @@ FAULTS = [
 """,
         "random_operations_match_a_model",
     ),
-    # --- 03 ---------------------------------------------------------------
+    # --- notebook 03 ---
     Fault(
         "grows a token too late",
         "03_block_tables",
@@ -259,5 +259,159 @@ FAULTS = [
             self.block_ids.append(allocator.alloc())
             self.length -= 1""",
         "append_without_room_changes_nothing",
+    ),
+    # --- notebook 04 ---
+    Fault(
+        "missing incref",
+        "04_copy_on_write",
+        TABLE,
+        """            allocator.incref(block_id)
+""",
+        "",
+        "full_blocks_are_shared_by_refcount",
+    ),
+    Fault(
+        "fork without copy",
+        "04_copy_on_write",
+        TABLE,
+        """        elif allocator.refcount(self.block_ids[-1]) > 1:
+            copy = self._replace_tail(allocator)
+""",
+        "",
+        "first_writer_copies_the_tail",
+    ),
+    Fault(
+        "tail replaced and the copy forgotten",
+        "04_copy_on_write",
+        TABLE,
+        "copy = self._replace_tail(allocator)",
+        "self._replace_tail(allocator)",
+        "first_writer_copies_the_tail",
+    ),
+    Fault(
+        "fork frees the parent's tail",
+        "04_copy_on_write",
+        TABLE,
+        "    return SequenceTable(parent.block_size, shared, parent.length)",
+        """    if parent.length < parent.capacity:
+        allocator.free(parent.block_ids[-1])
+        shared[-1] = allocator.alloc()
+    return SequenceTable(parent.block_size, shared, parent.length)""",
+        "the_tail_is_shared_too",
+    ),
+    Fault(
+        "copy in the wrong direction",
+        "04_copy_on_write",
+        TABLE,
+        "BlockCopy(source=shared, destination=fresh)",
+        "BlockCopy(source=fresh, destination=shared)",
+        "a_write_is_seen_by_its_writer_alone",
+    ),
+    Fault(
+        "copy in the wrong direction in extend",
+        "04_copy_on_write",
+        TABLE,
+        "BlockCopy(self.block_ids[-1], fresh)",
+        "BlockCopy(fresh, self.block_ids[-1])",
+        "extend_copies_a_shared_tail",
+    ),
+    Fault(
+        "copy of a private tail",
+        "04_copy_on_write",
+        TABLE,
+        "elif allocator.refcount(self.block_ids[-1]) > 1:",
+        "elif allocator.refcount(self.block_ids[-1]) > 0:",
+        "naive_fork_passes_every_check_on_counts",
+    ),
+    Fault(
+        "copy of a private tail in extend",
+        "04_copy_on_write",
+        TABLE,
+        "if partly_filled and allocator.refcount(self.block_ids[-1]) > 1:",
+        "if partly_filled:",
+        "extend_writes_a_private_tail_in_place",
+    ),
+    Fault(
+        "leak on a failed fork",
+        "04_copy_on_write",
+        TABLE,
+        """        for block_id in shared:
+            allocator.free(block_id)
+        raise""",
+        "        raise",
+        "refused_fork_changes_nothing",
+    ),
+    Fault(
+        "leak on a failed extend of a shared tail",
+        "04_copy_on_write",
+        TABLE,
+        "fresh, *added = allocator.allocate(1 + new)",
+        """fresh = allocator.alloc()
+            added = allocator.allocate(new)""",
+        "extend_with_room_only_for_the_copy_changes_nothing",
+    ),
+    Fault(
+        "failed append has let go of the tail",
+        "04_copy_on_write",
+        TABLE,
+        """        shared, fresh = self.block_ids[-1], allocator.alloc()
+        self.block_ids[-1] = fresh
+        allocator.free(shared)
+""",
+        """        shared = self.block_ids[-1]
+        allocator.free(shared)
+        self.block_ids[-1] = fresh = allocator.alloc()
+""",
+        "append_in_a_full_pool_changes_nothing",
+    ),
+    Fault(
+        "append never lets go of the shared tail",
+        "04_copy_on_write",
+        TABLE,
+        """        self.block_ids[-1] = fresh
+        allocator.free(shared)
+""",
+        """        self.block_ids[-1] = fresh
+""",
+        "last_writer_writes_in_place",
+    ),
+    Fault(
+        "truncate forgets its share of a shared block",
+        "04_copy_on_write",
+        TABLE,
+        """            allocator.free(self.block_ids[-1])
+            self.block_ids.pop()""",
+        """            if allocator.refcount(self.block_ids[-1]) == 1:
+                allocator.free(self.block_ids[-1])
+            self.block_ids.pop()""",
+        "the_last_owner_can_write_in_a_full_pool",
+    ),
+    Fault(
+        "truncate gives up the shared tail it keeps",
+        "04_copy_on_write",
+        TABLE,
+        """            self.block_ids.pop()
+        self.length = length""",
+        """            self.block_ids.pop()
+        self.length = length
+        if length and allocator.refcount(self.block_ids[-1]) > 1:
+            allocator.free(self.block_ids[-1])""",
+        "truncate_drops_an_owner_and_keeps_the_block_it_cuts",
+    ),
+    Fault(
+        "extend does not copy a shared tail",
+        "04_copy_on_write",
+        TABLE,
+        "if partly_filled and allocator.refcount(self.block_ids[-1]) > 1:",
+        "if False:",
+        "extend_with_room_only_for_the_copy_changes_nothing",
+    ),
+    Fault(
+        "extend forgets the copy",
+        "04_copy_on_write",
+        TABLE,
+        "copies = [BlockCopy(self.block_ids[-1], fresh)]",
+        "copies = []",
+        "extend_copies_a_shared_tail",
     ),
 ]
