@@ -19,6 +19,14 @@ SCHEMA_VERSION = 1
 SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
+START_ATTEMPTS = 3
+KERNEL_ARGUMENTS = [
+    # Kernels that run at once would wait for one history file.
+    "--HistoryManager.hist_file=:memory:",
+    # Warnings are about sockets, nothing that a reader can act on.
+    "--IPKernelApp.log_level=ERROR",
+]
+
 CHECK_STATUSES = ("passed", "failed", "skipped")
 EXERCISE_STATUSES = ("passed", "failed", "todo")
 RECORD_STATUSES = ("incomplete", "passed", "failed")
@@ -420,7 +428,6 @@ class _Batch:
         self.settings = settings
         self.bar = bar
         self.report = report
-        self.clients: list[Any] = []
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -440,15 +447,8 @@ class _Batch:
 
     def cancel(self) -> None:
         """Stop everything; called from another thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        for client in self.clients:
-            # A kernel asked politely would complain before it ends.
-            client.shutdown_kernel = "immediate"
-        if self._task is not None:
-            self._task.cancel()
+        if self._loop is not None and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def _run_one(
         self,
@@ -470,7 +470,6 @@ class _Execution:
     def __init__(self, batch: _Batch, path: Path, notebook: Any) -> None:  # noqa: ANN401
         self.settings = batch.settings
         self.bar = batch.bar
-        self.clients = batch.clients
         self.path = path
         self.notebook = notebook
         self.cell = ""
@@ -497,24 +496,10 @@ class _Execution:
 
     async def _execute(self) -> tuple[str, bool]:
         """Run the cells; return what stopped them, and whether save() did."""
-        import nbclient
         from nbclient import exceptions
 
-        client = nbclient.NotebookClient(
-            self.notebook,
-            timeout=self.settings.timeout,
-            kernel_name="python3",
-            # Its warnings are about sockets, nothing a reader can act on.
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],
-            resources={"metadata": {"path": str(self.path.parent)}},
-            on_cell_execute=self._on_start,
-            on_cell_executed=self._on_end,
-            record_timing=False,
-            store_widget_state=False,
-        )
-        self.clients.append(client)
         try:
-            await client.async_execute(env=self._environment())
+            await self._run_cells()
         except exceptions.CellExecutionError as error:
             line = f"{error.ename}: {one_line(error.evalue)}"
             return self._at_cell(line), error.ename == "ChecksFailed"
@@ -528,6 +513,54 @@ class _Execution:
             # no reason to lose the others.
             return self._at_cell(_describe(error)), False
         return "", False
+
+    async def _run_cells(self) -> None:
+        from nbclient import NotebookClient
+        from nbclient.exceptions import CellExecutionError
+
+        manager, channels = await self._start_kernel()
+        client = NotebookClient(
+            self.notebook,
+            km=manager,
+            timeout=self.settings.timeout,
+            on_cell_execute=self._on_start,
+            on_cell_executed=self._on_end,
+            record_timing=False,
+            store_widget_state=False,
+        )
+        client.kc = channels
+        is_idle = False
+        try:
+            await client.async_execute()
+            is_idle = True
+        except CellExecutionError:
+            is_idle = True
+            raise
+        finally:
+            channels.stop_channels()
+            # A busy kernel would not hear a polite request.
+            await manager.shutdown_kernel(now=not is_idle)
+
+    async def _start_kernel(self) -> tuple[Any, Any]:
+        """Start a kernel; return its manager and the client's channels."""
+        from jupyter_client import manager
+
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                started, channels = await manager.start_new_async_kernel(
+                    kernel_name="python3",
+                    cwd=str(self.path.parent),
+                    env=self._environment(),
+                    extra_arguments=KERNEL_ARGUMENTS,
+                )
+                break
+            except RuntimeError:
+                # Kernels get their ports before they open them. When another
+                # program takes one in between, the kernel dies at birth.
+                if attempt == START_ATTEMPTS:
+                    raise
+        channels.allow_stdin = False
+        return started, channels
 
     def _environment(self) -> dict[str, str]:
         env = dict(os.environ, COOKBOOK_RESULTS=str(self.settings.results))

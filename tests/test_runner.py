@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client import manager
 from tqdm import tqdm
 
 from llm_systems_cookbook import runner
@@ -369,6 +370,40 @@ def test_a_cell_that_takes_too_long_is_a_failure(tmp_path):
     write_notebook(tmp_path, "01_a", slow, start=False)
     (run,), _ = run_all(tmp_path, timeout=1)
     assert run.failures() == ["01_a: cell part-0: took longer than 1 s"]
+
+
+DIED = "Kernel died before replying to kernel_info"
+
+
+def count_starts(monkeypatch, deaths):
+    """Let the first kernels die at birth; return the list of starts."""
+    start, starts = manager.start_new_async_kernel, []
+
+    async def flaky(**options):
+        starts.append(options)
+        if len(starts) <= deaths:
+            raise RuntimeError(DIED)
+        return await start(**options)
+
+    monkeypatch.setattr(manager, "start_new_async_kernel", flaky)
+    return starts
+
+
+def test_a_kernel_that_dies_at_birth_is_started_again(tmp_path, monkeypatch):
+    starts = count_starts(monkeypatch, deaths=2)
+    write_notebook(tmp_path, "01_a", GOOD, "s.save()")
+    (run,), _ = run_all(tmp_path)
+    assert run.failures() == []
+    assert len(starts) == 3
+
+
+def test_a_kernel_that_never_starts_is_a_failure(tmp_path, monkeypatch):
+    starts = count_starts(monkeypatch, deaths=99)
+    write_notebook(tmp_path, "01_a", GOOD, "s.save()")
+    (run,), _ = run_all(tmp_path)
+    line = f"01_a: before the first cell: RuntimeError: {DIED}"
+    assert run.failures() == [line]
+    assert len(starts) == 3
 
 
 # Each writes its own file, then waits for the other's.

@@ -6,6 +6,7 @@ Paged memory answers it again for every block.
 """
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from llm_systems_cookbook.memory.allocator import BlockAllocator, OutOfBlocks
@@ -74,7 +75,8 @@ class MemoryManager(Protocol):
         """Return where the pool's slots are now."""
 
 
-class _Reservation(NamedTuple):
+@dataclass(slots=True)
+class _Reservation:
     start: int
     size: int
     held: int
@@ -194,7 +196,7 @@ class ReservedMemory:
                 f"request {request_id!r}: {held} tokens in a reservation "
                 f"of {reservation.size}"
             )
-        self._reservations[request_id] = reservation._replace(held=held)
+        reservation.held = held
         return True
 
     def release(self, request_id: Hashable) -> None:
@@ -281,8 +283,12 @@ class PagedMemory:
             KeyError: unknown request.
             ValueError: num_tokens below 0.
         """
+        table = self.table(request_id)
         try:
-            self.table(request_id).extend(self.allocator, num_tokens)
+            if num_tokens == 1:  # every decode step: take the short way
+                table.append(self.allocator)
+            else:
+                table.extend(self.allocator, num_tokens)
         except OutOfBlocks:
             return False
         return True

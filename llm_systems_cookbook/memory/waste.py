@@ -218,9 +218,9 @@ def _release_finished(memory: MemoryManager, running: list[Sequence]) -> int:
 
 
 def _grow(memory: MemoryManager, running: list[Sequence]) -> list[Sequence]:
-    """Grow each by a token, oldest first; return the preempted, newest first.
+    """Grow each by a token, oldest first; return who was preempted.
 
-    The last one running is never preempted: it fits alone.
+    Newest first. The last one running is never preempted: it fits alone.
     """
     preempted = []
     grown = 0

@@ -1,4 +1,7 @@
 # ruff: noqa: F821
+from collections import OrderedDict
+
+
 class TakingAllocator:
     """A free list from which a particular block can be taken."""
 

@@ -1,4 +1,7 @@
 # ruff: noqa: F821
+from collections import OrderedDict
+
+
 class TakingAllocator:
     """Trust the ids: a negative one or a second free goes through."""
 
