@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from llm_systems_cookbook import authoring, runner
+from llm_systems_cookbook import lint as linting
 from llm_systems_cookbook.conditions import find_checkout
 from llm_systems_cookbook.runner import CookbookError, Record
 
@@ -153,7 +154,7 @@ def badges(root: Root = None, check: Check = False) -> None:
 def lint(root: Root = None) -> None:
     """Check every notebook against the template."""
     with _errors():
-        problems = authoring.lint(_repository(root))
+        problems = linting.lint(_repository(root))
     for problem in problems:
         typer.echo(str(problem))
     _fail_if(any(not problem.is_warning for problem in problems))

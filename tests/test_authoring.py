@@ -10,19 +10,16 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from llm_systems_cookbook import authoring
+from llm_systems_cookbook import notebook_files
 from llm_systems_cookbook.authoring import (
-    RULES,
-    SECTIONS,
-    WARNINGS,
     badge_line,
     badges,
     derived_source,
-    lint,
-    read_notebook,
     repository_slug,
     sync,
 )
+from llm_systems_cookbook.lint import RULES, SECTIONS, WARNINGS, lint
+from llm_systems_cookbook.notebook_files import read_notebook
 from llm_systems_cookbook.runner import CookbookError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -161,7 +158,7 @@ def exercise(name):
     return [
         md(f"ask-{name}", f"### {name}"),
         code(f"stub-{name}", stub, exercise=name),
-        code(f"grade-{name}", f's.exercise("{name}", lambda: {name}() == 1)'),
+        code(f"grade-{name}", f's.exercise("{name}", lambda: {name}() == 1);'),
     ]
 
 
@@ -170,14 +167,14 @@ def section(name):
     cells = [md(cell_id, f"## {name}\n\nText.")]
     if name == "Problem":
         cells[0]["source"] = "## Problem: two owners, one block"
-        cells.append(code("problem-picture", "plots.pool(pool)"))
+        cells.append(code("problem-picture", "plots.pool(pool);"))
     if name == "Build":
-        checks = [f's.check("check_{i}", lambda: True)' for i in range(6)]
+        checks = [f's.check("check_{i}", lambda: True);' for i in range(6)]
         cells += [code(f"build-{i}", c) for i, c in enumerate(checks)]
     if name == "Measure":
         loop = 'for n in (1, 2):\n    s.measure(f"share_{n}", n, "%")'
         cells += [
-            code("measure-time", 's.measure("time", 1.5, "s")'),
+            code("measure-time", 's.measure("time", 1.5, "s");'),
             code("measure-shares", loop),
         ]
     if name == "Exercises":
@@ -664,6 +661,7 @@ MEASURE_LITERAL = "measure_names_are_literal"
 UNIQUE = "check_names_are_unique"
 INSTALLS = "set_up_installs_when_needed"
 NAMED = "bootstrap_names_the_notebook"
+QUIET = "returned_values_are_not_shown"
 FOLLOW = "graders_follow_their_stubs"
 
 VIOLATIONS = [
@@ -702,24 +700,26 @@ VIOLATIONS = [
     ("code_cells_are_short", put("build-1", lines(33))),
     ("code_cells_are_not_long", put("build-1", lines(26))),
     ("code_cells_are_not_long", put("build-1", lines(32))),
-    ("source_cells_are_short", added(code("pool", "#\n" * 76, source="x:Y"))),
+    ("source_cells_are_short", added(code("pool", "#\n" * 71, source="x:Y"))),
+    (QUIET, put("build-1", 's.check("a", lambda: True)')),
+    (QUIET, put("build-1", "x = 1\nplots.pool(x)")),
     (
         "enough_code_cells",
         lambda nb: remove(nb, *[f"build-{i}" for i in range(4)]),
     ),
     ("not_too_many_code_cells", added(*plain_cells(22))),
-    (LITERAL, put("build-1", 's.check(f"a{1}", lambda: True)')),
-    (LITERAL, put("build-1", "s.check_close(name, 1, 1)")),
+    (LITERAL, put("build-1", 's.check(f"a{1}", lambda: True);')),
+    (LITERAL, put("build-1", "s.check_close(name, 1, 1);")),
     (LITERAL, put("build-1", 'for i in x:\n    s.check(f"{i}", True)')),
-    (LITERAL, put("build-1", "s.check()")),
-    (LITERAL, put("build-1", "s.check(3, lambda: True)")),
-    (MEASURE_LITERAL, put("build-1", 's.measure(f"a{n}", 1, "s")')),
+    (LITERAL, put("build-1", "s.check();")),
+    (LITERAL, put("build-1", "s.check(3, lambda: True);")),
+    (MEASURE_LITERAL, put("build-1", 's.measure(f"a{n}", 1, "s");')),
     (MEASURE_LITERAL, put("build-1", 'for n in x:\n    s.measure(n, 1, "s")')),
-    (UNIQUE, put("build-1", 's.check("check_2", lambda: True)')),
-    (UNIQUE, put("build-1", 's.check_close("check_2", 1, 1)')),
-    (UNIQUE, put("build-1", 's.check(name="check_2", predicate=True)')),
-    (UNIQUE, put("build-1", '%%time\ns.check("check_2", lambda: True)')),
-    ("measure_names_are_unique", put("build-1", 's.measure("time", 1, "s")')),
+    (UNIQUE, put("build-1", 's.check("check_2", lambda: True);')),
+    (UNIQUE, put("build-1", 's.check_close("check_2", 1, 1);')),
+    (UNIQUE, put("build-1", 's.check(name="check_2", predicate=True);')),
+    (UNIQUE, put("build-1", '%%time\ns.check("check_2", lambda: True);')),
+    ("measure_names_are_unique", put("build-1", 's.measure("time", 1, "s");')),
     ("first_cell_holds_the_badges", data("badges", id="badge")),
     ("first_cell_holds_the_badges", data("badges", cell_type="raw")),
     (TITLE, replaced("title", "# Build", "Build")),
@@ -764,10 +764,10 @@ VIOLATIONS = [
     ),
     ("stubs_are_not_implemented", put("stub-hard", "def hard():\n    pass")),
     ("stubs_are_not_implemented", put("stub-hard", "raise ValueError")),
-    (FOLLOW, lambda nb: insert_after(nb, "stub-hard", code("gap", "x = 1"))),
+    (FOLLOW, lambda nb: remove(nb, "grade-hard")),
     (
         "graders_have_a_stub",
-        put("build-1", 's.exercise("other", lambda: True)'),
+        put("build-1", 's.exercise("other", lambda: True);'),
     ),
 ]
 
@@ -878,9 +878,12 @@ ALLOWED = {
     "a line of a text that looks like a shell": put(
         "build-1", 'x = """\n!\n"""'
     ),
+    "a helper between stub and grading": lambda nb: insert_after(
+        nb, "stub-hard", code("gap", "x = 1")
+    ),
     "79 columns of code": put("build-1", "#" * 79),
     "25 lines": put("build-1", lines(25)),
-    "75 lines of source": added(code("pool", "#\n" * 75, source="x:Y")),
+    "70 lines of source": added(code("pool", "#\n" * 70, source="x:Y")),
     "30 code cells": added(*plain_cells(21)),
     "a wide table": put("recap", f"## Recap\n\n| {WIDE}{WIDE} |"),
     "a wide link": put("recap", f"## Recap\n\n[{WIDE}](https://a.b/c)"),
@@ -967,4 +970,4 @@ def test_a_missing_extra_is_named(root, monkeypatch):
     notebook = read_notebook(path)
     monkeypatch.setitem(sys.modules, "nbformat", None)
     with pytest.raises(CookbookError, match="this command needs nbformat"):
-        authoring._write(notebook, [])
+        notebook_files.write_cells(notebook, [])

@@ -285,8 +285,8 @@ def test_lint_prints_every_problem_and_exits_1(root):
 def test_lint_exits_0_when_there_are_only_warnings(
     root, monkeypatch, is_warning
 ):
-    problem = cli.authoring.Problem("01_a", "x", "long", "rule", is_warning)
-    monkeypatch.setattr(cli.authoring, "lint", lambda _: [problem])
+    problem = cli.linting.Problem("01_a", "x", "long", "rule", is_warning)
+    monkeypatch.setattr(cli.linting, "lint", lambda _: [problem])
     assert call(root, "lint").exit_code == (0 if is_warning else 1)
 
 

@@ -1,0 +1,193 @@
+"""Notebook files as plain data: cells, their code, their syntax trees."""
+
+import ast
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from llm_systems_cookbook.runner import (
+    CookbookError,
+    import_extra,
+    notebook_paths,
+    write_atomic,
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell, as its file holds it.
+
+    Attributes:
+        index: position in the notebook, from 0.
+        data: the cell's JSON object.
+    """
+
+    index: int
+    data: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The cell's id; empty when it has none."""
+        cell_id = self.data.get("id")
+        return cell_id if isinstance(cell_id, str) else ""
+
+    @property
+    def label(self) -> str:
+        """The cell's id, or its place when it has no id."""
+        return self.id or f"(cell number {self.index})"
+
+    @property
+    def is_code(self) -> bool:
+        """Whether this is a code cell."""
+        return self.data["cell_type"] == "code"
+
+    @property
+    def is_markdown(self) -> bool:
+        """Whether this is a markdown cell."""
+        return self.data["cell_type"] == "markdown"
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The cell's metadata."""
+        return self.data.get("metadata", {})
+
+    @property
+    def source(self) -> str:
+        """The cell's text."""
+        source = self.data["source"]
+        return source if isinstance(source, str) else "".join(source)
+
+    @property
+    def lines(self) -> list[str]:
+        """The cell's text, line by line."""
+        return self.source.splitlines()
+
+    @cached_property
+    def tree(self) -> ast.Module | None:
+        """The cell's code, magics as calls; None when it does not parse."""
+        try:
+            return ast.parse(without_magics(self.source))
+        except SyntaxError:
+            return None
+
+    @cached_property
+    def nodes(self) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
+        """Every node of the code, with the nodes around it."""
+        if not self.is_code or self.tree is None:
+            return []
+        return list(_walk(self.tree, ()))
+
+
+def without_magics(source: str) -> str:
+    """Return a cell as Python: IPython turns its own syntax into calls."""
+    if source.startswith("%%"):
+        # The body of %%time and its like is code to look at, too.
+        source = source.partition("\n")[2]
+    transformer = import_extra("IPython.core.inputtransformer2")
+    return transformer.TransformerManager().transform_cell(source)
+
+
+def _walk(
+    node: ast.AST, around: tuple[ast.AST, ...]
+) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
+    yield node, around
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, (*around, node))
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """One notebook file, unchanged: nothing repaired, nothing filled in."""
+
+    path: Path
+    data: dict[str, Any]
+
+    @property
+    def root(self) -> Path:
+        """The repository of the notebook."""
+        return self.path.parent.parent
+
+    @property
+    def stem(self) -> str:
+        """The file name without its ending."""
+        return self.path.stem
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The cells, in order."""
+        return [Cell(*pair) for pair in enumerate(self.data["cells"])]
+
+    @property
+    def code_cells(self) -> list[Cell]:
+        """The code cells, in order."""
+        return [cell for cell in self.cells if cell.is_code]
+
+    @property
+    def markdown_cells(self) -> list[Cell]:
+        """The markdown cells, in order."""
+        return [cell for cell in self.cells if cell.is_markdown]
+
+
+def read_notebook(path: Path) -> Notebook:
+    """Read a notebook as it is; nothing is repaired on the way.
+
+    Raises:
+        CookbookError: the file is not a notebook of format 4.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CookbookError(f"{path}: not a notebook: {error}") from error
+    problem = _format_problem(data)
+    if problem:
+        raise CookbookError(f"{path}: not a notebook: {problem}")
+    return Notebook(path, data)
+
+
+def _format_problem(data: object) -> str | None:
+    if not isinstance(data, dict) or data.get("nbformat") != 4:
+        return "its nbformat is not 4"
+    if not isinstance(data.get("metadata"), dict):
+        return "it has no metadata"
+    if not isinstance(data.get("cells"), list):
+        return "it has no list of cells"
+    for index, cell in enumerate(data["cells"]):
+        if not _is_cell(cell):
+            return f"cell number {index} is malformed"
+    return None
+
+
+def _is_cell(cell: object) -> bool:
+    if not isinstance(cell, dict):
+        return False
+    source = cell.get("source")
+    if isinstance(source, list):
+        is_text = all(isinstance(line, str) for line in source)
+    else:
+        is_text = isinstance(source, str)
+    known = cell.get("cell_type") in ("code", "markdown", "raw")
+    return is_text and known and isinstance(cell.get("metadata", {}), dict)
+
+
+def read_all(root: Path) -> list[Notebook]:
+    """Return every notebook of a repository, in order.
+
+    Raises:
+        CookbookError: there is none, or a file is not a notebook.
+    """
+    return [read_notebook(path) for path in notebook_paths(root)]
+
+
+def write_cells(notebook: Notebook, cells: list[dict[str, Any]]) -> None:
+    """Replace a notebook's cells, in the layout that Jupyter saves."""
+    nbformat = import_extra("nbformat")
+    node = nbformat.from_dict(dict(notebook.data, cells=cells))
+    write_atomic(notebook.path, nbformat.writes(node).rstrip("\n") + "\n")
+
+
+def with_source(cell: Cell, source: str) -> dict[str, Any]:
+    """Return a cell's JSON object with another text."""
+    return dict(cell.data, source=source)
