@@ -357,8 +357,8 @@ def enough_code_cells(notebook: Notebook) -> Findings:
 
 @_rule
 def not_too_many_code_cells(notebook: Notebook) -> Findings:
-    """Stubs, graders and the fixed cells come on top."""
-    fixed = [*_stubs(notebook), *_graders(notebook), *_frame(notebook)]
+    """Exercises, from stub to grading, and the fixed cells come on top."""
+    fixed = [*_exercise_cells(notebook), *_frame(notebook)]
     excepted = {cell.index for cell in fixed}
     count = len({c.index for c in notebook.code_cells} - excepted)
     if count > MAX_CODE_CELLS:
@@ -367,6 +367,15 @@ def not_too_many_code_cells(notebook: Notebook) -> Findings:
             f"has {count} code cells beside exercises and the fixed ones, "
             f"at most {MAX_CODE_CELLS}",
         )
+
+
+def _exercise_cells(notebook: Notebook) -> Iterator[Cell]:
+    inside = False
+    for cell in notebook.code_cells:
+        inside = inside or "exercise" in cell.metadata
+        if inside:
+            yield cell
+        inside = inside and not _session_calls(cell, "exercise")
 
 
 def _frame(notebook: Notebook) -> list[Cell]:

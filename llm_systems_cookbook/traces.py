@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import pooch
@@ -444,15 +445,14 @@ def _download(url: str, output_file: str, caller: object) -> None:
 
     global _failed_connection
     if _failed_connection is not None:
-        raise requests.ConnectionError(
-            f"not tried again after {_failed_connection}"
-        )
+        raise requests.ConnectionError(f"{_failed_connection} before")
     fetch = pooch.HTTPDownloader(progressbar=True, timeout=HTTP_TIMEOUT_S)
     try:
         fetch(url, output_file, caller)
-    except (requests.ConnectionError, requests.Timeout) as error:
-        _failed_connection = _cause(error)
-        raise
+    except (requests.ConnectionError, requests.Timeout):
+        # The library's own message is several lines of nested objects.
+        _failed_connection = f"no connection to {urlsplit(url).hostname}"
+        raise requests.ConnectionError(_failed_connection) from None
 
 
 def _cause(error: Exception) -> str:
