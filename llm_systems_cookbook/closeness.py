@@ -44,7 +44,13 @@ def compare(
         close = (error == 0) | (error < math.inf) & (
             error <= atol + rtol * scale
         )
-    return bool(close.all()), _farthest(error, scale, a.shape)
+    if close.all():
+        return True, _agreement(float(error.max()))
+    return False, _farthest(error, scale, a.shape)
+
+
+def _agreement(largest: float) -> str:
+    return f"off by at most {largest:.2g}" if largest else "equal"
 
 
 def _errors(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -70,8 +70,9 @@ class Conditions:
         return asdict(self)
 
     def line(self) -> str:
-        """Return everything known on one plain line."""
-        commit = f" (commit {self.commit})" if self.commit else ""
+        """Return everything known on one plain line, the commit cut short."""
+        sha, dirty, _ = (self.commit or "").partition("-dirty")
+        commit = f" (commit {sha[:8]}{dirty})" if sha else ""
         libraries = (
             f"{name} {version}"
             for name, version in (

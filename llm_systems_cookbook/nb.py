@@ -233,16 +233,14 @@ class Notebook:
         _say(f"{_one_line(name)} = {_shown_measure(record)}")
         return plain
 
-    def show_source(self, obj: object) -> "Source":
-        """Return the source of a class, function, method or property.
+    def show_source(self, *objects: object) -> "Source":
+        """Return the source of classes, functions, methods or properties.
 
         Raises:
-            TypeError: obj has no Python source, such as a built-in.
+            TypeError: one has no Python source, such as a built-in.
             OSError: the source is not available.
         """
-        if isinstance(obj, property):
-            obj = obj.fget
-        return Source(textwrap.dedent(inspect.getsource(obj)).rstrip())
+        return Source("\n\n".join(map(_source_of, objects)))
 
     def summary(self) -> "Summary":
         """Return all records so far as a table, for text and for HTML."""
@@ -301,11 +299,13 @@ class Notebook:
         return f"checks {', '.join(checks)}; exercises {', '.join(exercises)}"
 
     def _rows(self) -> Iterator["Row"]:
-        for record in list(self._checks.values()):
+        checks = list(self._checks.values())
+        # A failure must not hide among dozens that passed.
+        for record in sorted(checks, key=lambda r: r["status"] != "failed"):
             yield Row("check", *_cells(record))
         for record in list(self._measures.values()):
             name = _one_line(record["name"])
-            yield Row("measure", name, _shown_measure(record), "")
+            yield Row("measure", name, _shown_measure(record))
         for record in list(self._exercises.values()):
             yield Row("exercise", *_cells(record))
 
@@ -338,7 +338,7 @@ class Notebook:
 
 
 class Source:
-    """Source code that prints as it is and shows highlighted in a notebook.
+    """Source code that prints as it is, also on an HTML page.
 
     Attributes:
         text: the code.
@@ -350,11 +350,15 @@ class Source:
     def __repr__(self) -> str:
         return self.text
 
-    def _repr_markdown_(self) -> str:
-        fence = "```"
-        while fence in self.text:
-            fence += "`"
-        return f"{fence}python\n{self.text}\n{fence}"
+    def _repr_html_(self) -> str:
+        style = "font-family: monospace; text-align: left"
+        return f'<pre style="{style}">{html.escape(self.text)}</pre>'
+
+
+def _source_of(obj: object) -> str:
+    if isinstance(obj, property):
+        obj = obj.fget
+    return textwrap.dedent(inspect.getsource(obj)).rstrip()
 
 
 class Row(NamedTuple):
@@ -363,7 +367,6 @@ class Row(NamedTuple):
     kind: str
     name: str
     result: str
-    message: str
 
 
 class Summary:
@@ -383,31 +386,37 @@ class Summary:
         self.conditions = conditions
 
     def __repr__(self) -> str:
-        columns = zip(*self.rows, strict=True)
-        widths = [max(map(len, column)) for column in columns]
+        rows = [_HEADER, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(
                 cell.ljust(width)
                 for cell, width in zip(row, widths, strict=True)
             ).rstrip()
-            for row in self.rows
+            for row in rows
         ]
         return "\n".join([self.title, *lines, self.conditions])
 
     def _repr_html_(self) -> str:
         # No colour of its own: the page's text and background show through,
         # light or dark.
-        cell = '<td style="text-align: left">{}</td>'
-        rows = (
-            "".join(cell.format(html.escape(text)) for text in row)
-            for row in self.rows
-        )
-        body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+        rows = [_html_row("th", _HEADER)]
+        rows += [_html_row("td", row) for row in self.rows]
+        body = "\n".join(rows)
         return (
             f"<p>{html.escape(self.title)}</p>\n"
             f"<table>\n{body}\n</table>\n"
             f"<p><small>{html.escape(self.conditions)}</small></p>"
         )
+
+
+_HEADER = Row("what", "name", "result")
+
+
+def _html_row(tag: str, row: Row) -> str:
+    style = 'style="text-align: left"'
+    cells = [f"<{tag} {style}>{html.escape(t)}</{tag}>" for t in row]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 # --- Where results go ------------------------------------------------------
@@ -470,8 +479,10 @@ def _outcome(name: str, status: str, message: str) -> dict:
     return {"name": name, "status": status, "message": message}
 
 
-def _cells(record: dict) -> tuple[str, str, str]:
-    return _one_line(record["name"]), record["status"], record["message"]
+def _cells(record: dict) -> tuple[str, str]:
+    """Return a record's name and its result: the status and any message."""
+    message = f": {record['message']}" if record["message"] else ""
+    return _one_line(record["name"]), record["status"] + message
 
 
 def _named(records: dict[str, dict], status: str) -> list[str]:
@@ -572,12 +583,22 @@ def _grade(grader: Callable[[], object]) -> tuple[str, str]:
 
 
 def _shown_measure(record: dict) -> str:
+    """Return a figure with its unit and, where it was given, its spread."""
     value = record.get("non_finite", {}).get("value", record["value"])
-    text = _one_line(_shown_value(value))
-    return f"{text} {_one_line(record['unit'])}".rstrip()
+    shown = f"{_shown_value(value)} {record['unit']}".rstrip()
+    context = record["context"]
+    if "lowest" in context and "highest" in context:
+        low, high = context["lowest"], context["highest"]
+        shown += f" ({_shown_value(low)} to {_shown_value(high)})"
+    return _one_line(shown)
 
 
 def _shown_value(value: object) -> str:
+    if isinstance(value, dict):
+        items = value.items()
+        return ", ".join(f"{key}: {_shown_value(v)}" for key, v in items)
+    if isinstance(value, list):
+        return ", ".join(map(_shown_value, value))
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int):

@@ -476,9 +476,12 @@ def load_or_generate(name: str, n: int | None = None, seed: int = 0) -> Trace:
     """
     try:
         trace = load(name)
-    except TraceUnavailable as error:
+    except TraceUnavailable:
         trace = generate(name, n, seed)
-        print(f"{trace.label}: {error}")
+        print(
+            f"{trace.label}: put {_SOURCES[name].file} into the folder "
+            f"{FOLDER_VARIABLE}, or unset that and go online"
+        )
         return trace
     return trace if n is None else trace.first(n)
 

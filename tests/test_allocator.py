@@ -1,7 +1,6 @@
 """The block allocator's contract, rule by rule."""
 
 import pickle
-import random
 
 import pytest
 from hypothesis import given
@@ -25,7 +24,7 @@ def test_blocks_come_first_in_first_out():
 def test_alloc_on_an_empty_pool_says_needed_and_free():
     allocator = BlockAllocator(1)
     allocator.alloc()
-    with pytest.raises(OutOfBlocks, match="needed 1 blocks, 0 free") as error:
+    with pytest.raises(OutOfBlocks, match="needed 1 block, 0 free") as error:
         allocator.alloc()
     assert (error.value.needed, error.value.free) == (1, 0)
 
@@ -125,37 +124,3 @@ def test_assert_consistent_names_a_corrupt_block(corrupt):
     corrupt(allocator)
     with pytest.raises(AssertionError, match="block 0: "):
         allocator.assert_consistent()
-
-
-def test_random_operations_match_a_dict_of_owners():
-    rng = random.Random(3)
-    allocator, owners = BlockAllocator(5), {}
-    seen = dict.fromkeys(["alloc", "incref", "free", "refused"], 0)
-    for _ in range(3_000):
-        action = rng.choice(["alloc", "incref", "free", "free"])
-        if action == "alloc":
-            if len(owners) == 5:
-                with pytest.raises(OutOfBlocks):
-                    allocator.alloc()
-                seen["refused"] += 1
-                continue
-            block_id = allocator.alloc()
-            assert block_id not in owners
-            owners[block_id] = 1
-        else:
-            block_id = rng.randrange(5)
-            if block_id not in owners:
-                with pytest.raises(ValueError, match="is free"):
-                    getattr(allocator, action)(block_id)
-                seen["refused"] += 1
-                continue
-            getattr(allocator, action)(block_id)
-            owners[block_id] += 1 if action == "incref" else -1
-            if owners[block_id] == 0:
-                del owners[block_id]
-        seen[action] += 1
-        allocator.assert_consistent()
-        assert [allocator.refcount(b) for b in range(5)] == [
-            owners.get(b, 0) for b in range(5)
-        ]
-    assert min(seen.values()) > 100

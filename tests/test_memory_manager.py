@@ -23,7 +23,7 @@ def every_memory():
         "max": ReservedMemory(64, 16),
         "pow2": ReservedMemory(64, 16, "pow2"),
         "oracle": ReservedMemory(64, 16, "oracle"),
-        "first_fit": ReservedMemory(64, 16, "oracle", FirstFitRegions(64)),
+        "first_fit": ReservedMemory(64, 16, "oracle", FirstFitRegions),
         "paged": paged(16, 4),
     }
 
@@ -164,14 +164,28 @@ def test_fits_knows_the_largest_region_of_an_empty_pool():
     assert ReservedMemory(12, 12, "oracle").fits(8)
     assert not ReservedMemory(12, 12, "oracle").fits(9)
     assert not ReservedMemory(12, 12, "max").fits(1)
-    assert ReservedMemory(12, 12, "max", FirstFitRegions(12)).fits(1)
+    assert ReservedMemory(12, 12, "max", FirstFitRegions).fits(1)
 
 
-def test_unknown_policy_and_foreign_regions_are_refused():
+@pytest.mark.parametrize("num_slots", [7, 12, 64, 100])
+@pytest.mark.parametrize("policy", ["max", "pow2", "oracle"])
+@pytest.mark.parametrize("regions", [BuddyRegions, FirstFitRegions])
+def test_what_fits_is_admitted_and_grows_to_its_end(
+    num_slots, policy, regions
+):
+    memory = ReservedMemory(num_slots, 40, policy, regions)
+    fitting = [final for final in range(1, 45) if memory.fits(final)]
+    for final in fitting:
+        for prompt in range(1, final + 1):
+            assert memory.admit("alone", prompt, final)
+            assert memory.grow("alone", final - prompt)
+            memory.release("alone")
+    assert fitting == list(range(1, len(fitting) + 1))
+
+
+def test_unknown_policy_and_sizes_below_one_are_refused():
     with pytest.raises(ValueError, match="got 'min'"):
         ReservedMemory(64, 16, "min")
-    with pytest.raises(ValueError, match="32 slots, not 64"):
-        ReservedMemory(64, 16, regions=BuddyRegions(32))
     with pytest.raises(ValueError, match="max_tokens must be >= 1"):
         ReservedMemory(64, 0)
 

@@ -45,6 +45,7 @@ class Tables(RuleBasedStateMachine):
         self.pool = [[POISON] * block_size for _ in range(num_blocks)]
         self.tables = []
         self.model = []
+        self.owned = []  # block ids held directly, once per reference
         self.written = 0
 
     def pick(self, i):
@@ -138,6 +139,34 @@ class Tables(RuleBasedStateMachine):
         self.tables.pop(i).free(self.allocator)
         self.model.pop(i)
 
+    @rule(n=st.integers(0, 3))
+    def allocate(self, n):
+        before = self.snapshot()
+        if n > self.allocator.free_blocks:
+            with pytest.raises(OutOfBlocks) as error:
+                self.allocator.allocate(n)
+            assert (error.value.needed, error.value.free) == (
+                n,
+                self.allocator.free_blocks,
+            )
+            assert self.snapshot() == before
+            return
+        oldest = list(self.allocator._free)[:n]
+        assert self.allocator.allocate(n) == oldest
+        self.owned += oldest
+
+    @precondition(lambda self: self.owned)
+    @rule(i=st.integers(0, 9))
+    def incref(self, i):
+        block_id = self.owned[i % len(self.owned)]
+        self.allocator.incref(block_id)
+        self.owned.append(block_id)
+
+    @precondition(lambda self: self.owned)
+    @rule(i=st.integers(0, 9))
+    def free_a_reference(self, i):
+        self.allocator.free(self.owned.pop(i % len(self.owned)))
+
     @rule(block_id=st.integers(-1, 8))
     def misuse_of_a_free_block_is_refused(self, block_id):
         inside = 0 <= block_id < self.allocator.num_blocks
@@ -153,6 +182,7 @@ class Tables(RuleBasedStateMachine):
     def counts_are_those_the_tables_imply(self):
         self.allocator.assert_consistent()
         owners = Counter(b for t in self.tables for b in t.block_ids)
+        owners.update(self.owned)
         for block_id in range(self.allocator.num_blocks):
             assert self.allocator.refcount(block_id) == owners[block_id]
             if not owners[block_id]:
@@ -180,6 +210,8 @@ class Tables(RuleBasedStateMachine):
             return
         for table in self.tables:
             table.free(self.allocator)
+        for block_id in self.owned:
+            self.allocator.free(block_id)
         self.allocator.assert_consistent()
         assert self.allocator.free_blocks == self.allocator.num_blocks
 

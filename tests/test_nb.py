@@ -1,4 +1,5 @@
 import contextlib
+import html
 import json
 import math
 import os
@@ -378,10 +379,10 @@ def test_message_has_the_largest_errors_and_where(s, lines):
     assert checks(s)["name"]["message"] == said
 
 
-def test_passing_message_has_the_largest_errors_too(s, lines):
-    s.check_close("name", [10.0, 20.5], [10.0, 20.0], atol=1)
-    said = "largest absolute error 0.5 at [1], relative 0.025 at [1]"
-    assert lines() == [f"✓ name — {said}"]
+def test_passing_message_says_how_close(s, lines):
+    s.check_close("near", [10.0, 20.5], [10.0, 20.0], atol=1)
+    s.check_close("same", [10.0, 20.0], [10.0, 20.0])
+    assert lines() == ["✓ near — off by at most 0.5", "✓ same — equal"]
 
 
 def test_message_of_one_number_has_no_index(s):
@@ -630,6 +631,15 @@ def test_strict_mode_passes_a_run_without_todos(s, monkeypatch):
 # --- measure ---------------------------------------------------------------
 
 
+def test_measure_shows_the_spread_it_was_given(s, lines):
+    s.measure("cost", 1.5, "x", rounds=5, lowest=1.25, highest=2)
+    s.measure("sizes", {1: 4.0, 16: 0.25}, "bytes")
+    assert lines() == [
+        "cost = 1.5 x (1.25 to 2)",
+        "sizes = 1: 4, 16: 0.25 bytes",
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "line"),
     [
@@ -641,7 +651,7 @@ def test_strict_mode_passes_a_run_without_todos(s, monkeypatch):
         (3, "", "waste = 3"),
         (True, "", "waste = True"),
         ("two\nlines", "", "waste = two lines"),
-        ([1, 2], "blocks", "waste = [1, 2] blocks"),
+        ([1, 2], "blocks", "waste = 1, 2 blocks"),
         (NAN, "s", "waste = nan s"),
         (-INF, "s", "waste = -inf s"),
     ],
@@ -855,14 +865,18 @@ def test_source_of_a_property_is_shown(s):
     assert text.startswith("@property\ndef free_blocks(self) -> int:")
 
 
-def test_source_in_a_notebook_is_fenced_python(s):
-    source = s.show_source(BlockAllocator.alloc)
-    assert source._repr_markdown_() == f"```python\n{source!r}\n```"
+def test_source_in_html_is_escaped_and_keeps_its_lines(s):
+    source = s.show_source(nb._line)
+    page = source._repr_html_()
+    assert page.startswith("<pre")
+    assert page.endswith("</pre>")
+    assert html.unescape(page[page.index(">") + 1 : -6]) == repr(source)
 
 
-def test_fence_is_longer_than_any_in_the_source():
-    markdown = nb.Source("a = '```'")._repr_markdown_()
-    assert markdown == "````python\na = '```'\n````"
+def test_several_sources_are_shown_in_order(s):
+    one, two = BlockAllocator.alloc, BlockAllocator.allocate
+    both = repr(s.show_source(one, two))
+    assert both == f"{s.show_source(one)!r}\n\n{s.show_source(two)!r}"
 
 
 def test_source_of_a_builtin_raises(s):
@@ -888,9 +902,10 @@ def test_summary_reads_as_an_aligned_table(s):
     assert table == [
         "02_block_allocator: checks 1 passed, 1 failed, 1 skipped; "
         "exercises 0 passed, 0 failed, 1 todo",
+        "what      name           result",
+        "check     a_longer_name  failed: a < b & c (returned False)",
         "check     short          passed",
-        "check     a_longer_name  failed   a < b & c (returned False)",
-        "check     kernel         skipped  no Triton",
+        "check     kernel         skipped: no Triton",
         "measure   waste          nan %",
         "exercise  fork           todo",
     ]
@@ -921,7 +936,8 @@ def test_summary_in_html_has_the_same_cells(s):
     fill(s)
     summary = s.summary()
     parsed = Cells(summary._repr_html_())
-    assert parsed.tags.count("tr") == 5
+    assert parsed.tags.count("tr") == 1 + 5
+    assert parsed.tags.count("th") == 3
     assert parsed.cells == [cell for row in summary.rows for cell in row]
     assert "a_longer_name" in parsed.cells
     assert summary.conditions in summary._repr_html_()
@@ -951,12 +967,12 @@ def test_summary_keeps_what_was_known_when_it_was_made(s):
     summary = s.summary()
     s.check("name", True)
     s.check("other", True)
-    assert [row.result for row in summary.rows] == ["failed"]
+    assert [row.result for row in summary.rows] == ["failed: returned False"]
     assert "0 passed, 1 failed" in repr(summary)
 
 
 def test_summary_of_nothing_is_a_title_and_conditions(s):
-    assert len(repr(s.summary()).splitlines()) == 2
+    assert len(repr(s.summary()).splitlines()) == 3
     assert Cells(s.summary()._repr_html_()).cells == []
 
 
@@ -1106,7 +1122,7 @@ def test_notebook_shows_source_and_summary_as_text_and_rich(results, tmp_path):
     executed = execute(cells, tmp_path)
     source = executed.cells[0].outputs[-1].data
     assert source["text/plain"].startswith("def check(")
-    assert source["text/markdown"].startswith("```python\ndef check(")
+    assert "def check(" in source["text/html"]
     table = executed.cells[1].outputs[-1].data
     assert "good" in table["text/plain"]
     assert "<table>" in table["text/html"]

@@ -142,6 +142,18 @@ def test_a_request_that_never_fits_is_named():
         time_weighted(paged(2), [(4, 1), (4, 6)])
 
 
+def test_a_refused_request_with_nothing_running_is_an_error_not_a_hang():
+    memory = paged(2)
+    memory.admit("someone else's", 8)
+    with pytest.raises(RuntimeError, match=r"nothing runs, and .* refused"):
+        time_weighted(memory, [(4, 1)])
+
+
+def test_an_empty_queue_is_served_in_no_step():
+    seen = time_weighted(paged(2), [])
+    assert (seen.steps, seen.finished) == (0, 0)
+
+
 def test_an_empty_output_is_refused():
     with pytest.raises(ValueError, match="output must be >= 1, got 0"):
         time_weighted(paged(2), [(4, 0)])
@@ -154,7 +166,7 @@ def test_an_empty_output_is_refused():
         lambda: ReservedMemory(256, 64),
         lambda: ReservedMemory(256, 64, "pow2"),
         lambda: ReservedMemory(256, 64, "oracle"),
-        lambda: ReservedMemory(256, 64, "oracle", FirstFitRegions(256)),
+        lambda: ReservedMemory(256, 64, "oracle", FirstFitRegions),
         lambda: paged(64),
         lambda: paged(16),
         lambda: paged(256, 1),

@@ -55,7 +55,7 @@ class MemoryManager(Protocol):
         """Token slots in the whole pool."""
 
     def fits(self, num_tokens: int) -> bool:
-        """Tell whether a request of this final length could ever run."""
+        """Tell whether a request of this final length will fit, if alone."""
 
     def admit(
         self,
@@ -96,11 +96,10 @@ class ReservedMemory:
         num_slots: token slots in the pool, at least 1.
         max_tokens: longest request, prompt and output, at least 1.
         policy: "max", "pow2" or "oracle".
-        regions: how regions are placed; default `BuddyRegions(num_slots)`.
+        regions: how regions are placed, BuddyRegions or FirstFitRegions.
 
     Raises:
-        ValueError: a size below 1, an unknown policy, or `regions` of
-            another size.
+        ValueError: a size below 1, or an unknown policy.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class ReservedMemory:
         num_slots: int,
         max_tokens: int,
         policy: Literal["max", "pow2", "oracle"] = "max",
-        regions: Regions | None = None,
+        regions: type[Regions] = BuddyRegions,
     ) -> None:
         require_at_least(1, num_slots=num_slots, max_tokens=max_tokens)
         if policy not in ("max", "pow2", "oracle"):
@@ -117,11 +116,7 @@ class ReservedMemory:
             )
         self.max_tokens = max_tokens
         self.policy = policy
-        self.regions = BuddyRegions(num_slots) if regions is None else regions
-        if self.regions.num_slots != num_slots:
-            raise ValueError(
-                f"regions have {self.regions.num_slots} slots, not {num_slots}"
-            )
+        self.regions = regions(num_slots)
         self._reservations: dict[Hashable, _Reservation] = {}
 
     @property
@@ -130,13 +125,15 @@ class ReservedMemory:
         return self.regions.num_slots
 
     def fits(self, num_tokens: int) -> bool:
-        """Tell whether a request of this final length could ever run."""
+        """Tell whether a request of this final length will fit, if alone.
+
+        How much `pow2` rounds up depends on the prompt: the least favourable
+        one, a single token, decides.
+        """
         require_at_least(1, num_tokens=num_tokens)
         if num_tokens > self.max_tokens:
             return False
-        return self.regions.ever_fits(
-            self.max_tokens if self.policy == "max" else num_tokens
-        )
+        return self.regions.ever_fits(self._size(1, num_tokens))
 
     def admit(
         self,
@@ -245,7 +242,7 @@ class PagedMemory:
         return self.allocator.num_blocks * self.allocator.block_size
 
     def fits(self, num_tokens: int) -> bool:
-        """Tell whether a request of this final length could ever run."""
+        """Tell whether a request of this final length will fit, if alone."""
         require_at_least(1, num_tokens=num_tokens)
         needed = self.allocator.blocks_needed(num_tokens)
         return needed <= self.allocator.num_blocks
@@ -286,11 +283,13 @@ class PagedMemory:
         table = self.table(request_id)
         try:
             if num_tokens == 1:  # every decode step: take the short way
-                table.append(self.allocator)
+                copies = table.append(self.allocator)
             else:
-                table.extend(self.allocator, num_tokens)
+                copies = table.extend(self.allocator, num_tokens)
         except OutOfBlocks:
             return False
+        # Requests share no block, so there are no contents to copy.
+        assert not copies, f"request {request_id!r} shares its tail"
         return True
 
     def release(self, request_id: Hashable) -> None:

@@ -19,16 +19,14 @@ class NoFreeRegion(RuntimeError):
     """
 
     def __init__(self, needed: int, free: int, largest: int) -> None:
-        super().__init__(
-            f"needed a region of {needed} slots; "
-            f"{free} free, largest hole {largest}"
-        )
-        self.needed = needed
-        self.free = free
-        self.largest = largest
+        super().__init__(needed, free, largest)
+        self.needed, self.free, self.largest = needed, free, largest
 
-    def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
-        return type(self), (self.needed, self.free, self.largest)
+    def __str__(self) -> str:
+        return (
+            f"needed a region of {self.needed} slots; "
+            f"{self.free} free, largest hole {self.largest}"
+        )
 
 
 def round_up_to_power_of_two(n: int) -> int:

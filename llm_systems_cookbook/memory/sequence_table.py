@@ -94,16 +94,10 @@ class SequenceTable:
         copy = None
         if self.length == self.capacity:
             self.block_ids.append(allocator.alloc())
-        elif allocator.refcount(self.block_ids[-1]) > 1:
-            copy = self._replace_tail(allocator)
+        elif self._tail_is_shared(allocator):
+            copy = self._replace_tail(allocator, allocator.alloc())
         self.length += 1
         return copy
-
-    def _replace_tail(self, allocator: BlockAllocator) -> BlockCopy:
-        shared, fresh = self.block_ids[-1], allocator.alloc()
-        self.block_ids[-1] = fresh
-        allocator.free(shared)
-        return BlockCopy(source=shared, destination=fresh)
 
     def extend(self, allocator: BlockAllocator, n: int) -> list[BlockCopy]:
         """Make room for `n` tokens, or for none at all.
@@ -118,18 +112,28 @@ class SequenceTable:
         require_at_least(0, n=n)
         if n == 0:
             return []
-        new = self._blocks_for(self.length + n) - len(self.block_ids)
-        partly_filled = self.length < self.capacity
-        if partly_filled and allocator.refcount(self.block_ids[-1]) > 1:
-            fresh, *added = allocator.allocate(1 + new)
-            copies = [BlockCopy(self.block_ids[-1], fresh)]
-            allocator.free(self.block_ids[-1])
-            self.block_ids[-1] = fresh
+        copies = []
+        needed = self._blocks_for(self.length + n) - len(self.block_ids)
+        if self._tail_is_shared(allocator):
+            fresh, *blocks = allocator.allocate(1 + needed)
+            copies.append(self._replace_tail(allocator, fresh))
         else:
-            added, copies = allocator.allocate(new), []
-        self.block_ids += added
+            blocks = allocator.allocate(needed)
+        self.block_ids += blocks
         self.length += n
         return copies
+
+    def _tail_is_shared(self, allocator: BlockAllocator) -> bool:
+        partly_filled = self.length < self.capacity
+        return partly_filled and allocator.refcount(self.block_ids[-1]) > 1
+
+    def _replace_tail(
+        self, allocator: BlockAllocator, fresh: int
+    ) -> BlockCopy:
+        shared = self.block_ids[-1]
+        self.block_ids[-1] = fresh
+        allocator.free(shared)
+        return BlockCopy(source=shared, destination=fresh)
 
     def truncate(self, allocator: BlockAllocator, length: int) -> None:
         """Forget the tokens from `length` on; give back whole blocks.

@@ -89,6 +89,9 @@ def waste_bound(lengths: ArrayLike, block_size: int) -> float:
     At most block_size - 1 slots of each sequence are empty, so the waste is
     at most (block_size - 1) / mean reserved slots. Equality holds only when
     every length is one more than a multiple of the block size.
+
+    Raises:
+        ValueError: block_size below 1.
     """
     return (block_size - 1) / float(whole_blocks(lengths, block_size).mean())
 
@@ -97,6 +100,9 @@ def expected_waste(mean_length: float, block_size: int) -> float:
     """Return the waste to expect when any tail filling is equally likely.
 
     A tail block then has (block_size - 1) / 2 empty slots on average.
+
+    Raises:
+        ValueError: block_size below 1.
     """
     require_at_least(1, block_size=block_size)
     empty = (block_size - 1) / 2
@@ -181,6 +187,7 @@ def time_weighted(
 
     Raises:
         ValueError: a length below 1, or a request that can never fit.
+        RuntimeError: nothing runs, and the next request is refused.
     """
     arrivals = iter(_as_sequences(lengths))
     waiting: deque[Sequence] = deque(islice(arrivals, 1))
@@ -191,6 +198,10 @@ def time_weighted(
             running.append(waiting.popleft())
             if not waiting:
                 waiting.extend(islice(arrivals, 1))
+        if not running:
+            raise RuntimeError(
+                f"nothing runs, and {waiting[0]} is refused: {memory.usage()}"
+            )
         seen.count(memory.usage(), len(running))
         seen.finished += _release_finished(memory, running)
         for newest in _grow(memory, running):
