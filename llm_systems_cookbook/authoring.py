@@ -15,10 +15,8 @@ from llm_systems_cookbook.notebook_files import (
     with_source,
     write_cells,
 )
-from llm_systems_cookbook.runner import (
-    CookbookError,
-    write_atomic,
-)
+from llm_systems_cookbook.records import write_atomic
+from llm_systems_cookbook.runner import CookbookError
 
 PACKAGE = "llm_systems_cookbook"
 MAX_COLUMNS = 79

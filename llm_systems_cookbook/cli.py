@@ -1,6 +1,5 @@
 """The `cookbook` command: run the notebooks, and keep them in step."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,10 @@ from rich.table import Table
 from llm_systems_cookbook import authoring, runner
 from llm_systems_cookbook import lint as linting
 from llm_systems_cookbook.conditions import find_checkout
+from llm_systems_cookbook.plain_values import shown_measure, shown_value
 from llm_systems_cookbook.runner import CookbookError, Record
+
+SHA256_DIGITS = 64
 
 app = typer.Typer(
     help="Run the notebooks, and keep them in step with the package.",
@@ -197,8 +199,7 @@ def _measures_table(record: Record) -> Table:
     title = f"{record.notebook}: measured"
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("measure", no_wrap=True)
-    table.add_column("value", justify="right", overflow="fold")
-    table.add_column("unit")
+    table.add_column("value", overflow="fold")
     table.add_column("with", overflow="fold")
     for measure in record.measures:
         table.add_row(*_measure_row(measure))
@@ -206,27 +207,18 @@ def _measures_table(record: Record) -> Table:
 
 
 def _measure_row(measure: dict[str, Any]) -> list[str]:
-    non_finite = measure.get("non_finite") or {}
-    value = non_finite.get("value", measure.get("value"))
     context = measure.get("context") or {}
-    shown = [
-        f"{key}={_shown(non_finite.get(f'context.{key}', value))}"
+    non_finite = measure.get("non_finite") or {}
+    with_ = [
+        f"{key}={_short(non_finite.get(f'context.{key}', value))}"
         for key, value in context.items()
+        # The spread is shown with the value; tables are in the record.
+        if key not in ("lowest", "highest")
+        and not isinstance(value, dict | list)
     ]
-    return [
-        str(measure["name"]),
-        _shown(value),
-        str(measure.get("unit", "")),
-        ", ".join(shown),
-    ]
+    return [str(measure["name"]), shown_measure(measure), ", ".join(with_)]
 
 
-def _shown(value: object) -> str:
-    """Return a value for reading: thousands apart, four digits that count."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value if isinstance(value, str) else json.dumps(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if 1_000 <= abs(value) < 1e15:
-        return f"{value:,.1f}"
-    return f"{value:.4g}"
+def _short(value: object) -> str:
+    text = shown_value(value)
+    return f"{text[:12]}…" if len(text) == SHA256_DIGITS else text

@@ -9,7 +9,6 @@ import html
 import inspect
 import json
 import os
-import re
 import reprlib
 import tempfile
 import textwrap
@@ -27,12 +26,15 @@ from llm_systems_cookbook.plain_values import (
     is_tensor,
     measurement,
     plain_value,
+    shown_measure,
+)
+from llm_systems_cookbook.records import (
+    SCHEMA_VERSION,
+    SLUG,
+    results_folder,
+    write_atomic,
 )
 
-SCHEMA_VERSION = 1
-
-_SLUG = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_SLUG_LIMIT = 100
 _TEXT_LIMIT = 120
 _MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "todo": "○"}
 
@@ -64,7 +66,7 @@ def bootstrap(name: str) -> "Notebook":
     Raises:
         ValueError: name is not such a plain slug.
     """
-    notebook = Notebook(name, _results_directory())
+    notebook = Notebook(name, results_folder(find_checkout() or Path.cwd()))
     notebook._write("incomplete")
     _say(f"{name} · llm-systems-cookbook {__version__}")
     _say(f"Results go to {_shown_path(notebook.path)}")
@@ -230,7 +232,7 @@ class Notebook:
         plain = plain_value(value)
         record = measurement(name, plain, unit, plain_value(context))
         self._measures[name] = record
-        _say(f"{_one_line(name)} = {_shown_measure(record)}")
+        _say(f"{_one_line(name)} = {_one_line(shown_measure(record))}")
         return plain
 
     def show_source(self, *objects: object) -> "Source":
@@ -305,7 +307,7 @@ class Notebook:
             yield Row("check", *_cells(record))
         for record in list(self._measures.values()):
             name = _one_line(record["name"])
-            yield Row("measure", name, _shown_measure(record))
+            yield Row("measure", name, _one_line(shown_measure(record)))
         for record in list(self._exercises.values()):
             yield Row("exercise", *_cells(record))
 
@@ -313,11 +315,11 @@ class Notebook:
         """Write the record; where that is impossible, to a new directory."""
         text = json.dumps(self._as_dict(status), allow_nan=False, indent=2)
         try:
-            _write_atomically(self.path, text + "\n")
+            write_atomic(self.path, text + "\n")
         except OSError as error:
             wanted = self._directory
             self._directory = Path(tempfile.mkdtemp(prefix="cookbook-"))
-            _write_atomically(self.path, text + "\n")
+            write_atomic(self.path, text + "\n")
             warnings.warn(
                 f"cannot write results to {wanted} ({error}); "
                 f"they go to {self._directory}",
@@ -423,20 +425,12 @@ def _html_row(tag: str, row: Row) -> str:
 
 
 def _require_slug(name: object) -> None:
-    plain = isinstance(name, str) and _SLUG.fullmatch(name)
-    if not plain or len(name) > _SLUG_LIMIT:
+    if not (isinstance(name, str) and SLUG.fullmatch(name)):
         raise ValueError(
             "a notebook's name holds lower-case letters, digits, _ and -, "
-            "starts with a letter or digit, and has at most "
-            f"{_SLUG_LIMIT} characters; got {name!r}"
+            "starts with a letter or digit, and has at most 100 characters; "
+            f"got {name!r}"
         )
-
-
-def _results_directory() -> Path:
-    chosen = os.environ.get("COOKBOOK_RESULTS")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return (find_checkout() or Path.cwd()) / "results"
 
 
 def _shown_path(path: Path) -> str:
@@ -445,24 +439,6 @@ def _shown_path(path: Path) -> str:
         if base and path.is_relative_to(base):
             return path.relative_to(base).as_posix()
     return str(path)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all, whoever else writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(
-        dir=path.parent, prefix=f".{path.stem}.", suffix=".tmp"
-    )
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-        # A temporary file is its owner's alone; a result is not.
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 # --- Names, lines and messages ---------------------------------------------
@@ -580,29 +556,3 @@ def _grade(grader: Callable[[], object]) -> tuple[str, str]:
     except NotImplementedError:
         return "todo", ""
     return ("passed", "") if passed else ("failed", _one_line(reason))
-
-
-def _shown_measure(record: dict) -> str:
-    """Return a figure with its unit and, where it was given, its spread."""
-    value = record.get("non_finite", {}).get("value", record["value"])
-    shown = f"{_shown_value(value)} {record['unit']}".rstrip()
-    context = record["context"]
-    if "lowest" in context and "highest" in context:
-        low, high = context["lowest"], context["highest"]
-        shown += f" ({_shown_value(low)} to {_shown_value(high)})"
-    return _one_line(shown)
-
-
-def _shown_value(value: object) -> str:
-    if isinstance(value, dict):
-        items = value.items()
-        return ", ".join(f"{key}: {_shown_value(v)}" for key, v in items)
-    if isinstance(value, list):
-        return ", ".join(map(_shown_value, value))
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if 1_000 <= abs(value) < 1e15:
-        return f"{value:,.1f}"
-    return f"{value:.4g}"

@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from llm_systems_cookbook.records import write_atomic
 from llm_systems_cookbook.runner import (
     CookbookError,
     import_extra,
     notebook_paths,
-    write_atomic,
 )
 
 

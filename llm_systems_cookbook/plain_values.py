@@ -105,3 +105,30 @@ def _require_distinct(path: str, keys: list[str]) -> None:
     key, count = Counter(keys).most_common(1)[0] if keys else ("", 0)
     if count > 1:
         raise ValueError(f"{path} has two keys that read {key!r}")
+
+
+def shown_measure(record: dict) -> str:
+    """Return a measure's value, unit and, where it was given, its spread."""
+    value = (record.get("non_finite") or {}).get("value", record.get("value"))
+    shown = f"{shown_value(value)} {record.get('unit', '')}".rstrip()
+    context = record.get("context") or {}
+    if "lowest" in context and "highest" in context:
+        low, high = context["lowest"], context["highest"]
+        shown += f" ({shown_value(low)} to {shown_value(high)})"
+    return shown
+
+
+def shown_value(value: object) -> str:
+    """Return a value for reading: thousands apart, four digits that count."""
+    if isinstance(value, dict):
+        items = value.items()
+        return ", ".join(f"{key}: {shown_value(v)}" for key, v in items)
+    if isinstance(value, list):
+        return ", ".join(map(shown_value, value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if 1_000 <= abs(value) < 1e15:
+        return f"{value:,.1f}"
+    return f"{value:.4g}"

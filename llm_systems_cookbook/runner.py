@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,8 +14,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-SCHEMA_VERSION = 1
-SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+from llm_systems_cookbook.records import (
+    SCHEMA_VERSION,
+    SLUG,
+    results_folder,
+    write_atomic,
+)
+
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 START_ATTEMPTS = 3
@@ -49,31 +53,6 @@ def import_extra(name: str) -> ModuleType:
             f"this command needs {name} ({error}); install the package with "
             "its [notebooks] extra: pip install '.[notebooks]' in a checkout"
         ) from error
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write UTF-8 text to a file, whole or not at all.
-
-    The file keeps its mode; a symbolic link keeps pointing where it did.
-    """
-    path = path.resolve()
-    mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(name, mode & 0o777)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    # The only way to read the mask is to set it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 # --- Which notebooks ------------------------------------------------------
@@ -168,14 +147,6 @@ class Record:
     def ok(self) -> bool:
         """Whether the notebook is complete and passed."""
         return self.status == "passed"
-
-
-def results_folder(root: Path) -> Path:
-    """Return where records go: `COOKBOOK_RESULTS`, or `results` in `root`."""
-    chosen = os.environ.get("COOKBOOK_RESULTS")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return root / "results"
 
 
 def load_record(folder: Path, notebook: str) -> Record:

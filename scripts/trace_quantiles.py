@@ -12,7 +12,6 @@ tokens.
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from llm_systems_cookbook import traces
+from llm_systems_cookbook.records import write_atomic
 
 TABLE = (
     Path(__file__).resolve().parents[1]
@@ -117,13 +117,6 @@ def to_json(table: dict[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def write(text: str, path: Path) -> None:
-    """Write `text` to `path`, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the table; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -137,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if not check:
-        write(text, TABLE)
+        write_atomic(TABLE, text)
         return 0
     if TABLE.read_text("utf-8") == text:
         return 0
