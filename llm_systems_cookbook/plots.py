@@ -103,7 +103,6 @@ def pool_grid(
     owners: Sequence[Sequence[str]],
     *,
     title: str,
-    block_labels: bool = True,
     columns: int = 16,
     filled: Sequence[int] | None = None,
     block_size: int | None = None,
@@ -118,7 +117,6 @@ def pool_grid(
     Args:
         owners: [num_blocks] the names of each block's owners; [] is free.
         title: the takeaway.
-        block_labels: write the block's id above each cell.
         columns: blocks in a row, at least 1.
         filled: [num_blocks] tokens in each block; the rest of the block is
             hatched as waste. Needs block_size.
@@ -137,7 +135,7 @@ def pool_grid(
     if filled is not None and block_size is not None:
         shares = [count / block_size for count in filled]
     cell = _PAGE / max(columns, 8)
-    head = 13.0 if block_labels else 0.0
+    head = 13.0
     pitch = 26.0 + head + 4.0
     bottom = -(-len(names) // columns) * pitch
     ids_fit = _text_width(str(len(names) - 1), _SMALL) + 4 <= cell
@@ -148,7 +146,7 @@ def pool_grid(
     for block_id, (block, share) in enumerate(zip(names, shares, strict=True)):
         row, column = divmod(block_id, columns)
         x, y = column * cell, row * pitch + head
-        if block_labels and (ids_fit or column == 0):
+        if ids_fit or column == 0:
             _text(ax, x, y - 3, str(block_id), va="bottom", color=_MUTED)
         if block:
             _draw_owned_cell(ax, x, y, cell - 2, block, share, shade)
@@ -272,7 +270,6 @@ def split_bars(
     title: str,
     reference: Mapping[str, Mapping[str, float]] | None = None,
     source: str = "",
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw where each system's pool goes, as stacked bars in % of the pool.
 
@@ -286,7 +283,6 @@ def split_bars(
         reference: system -> the same keys, drawn as a thinner bar labelled
             "paper". A key that the paper does not report may be left out.
         source: where the reference comes from; a note below the figure.
-        ax: draw here instead of in a new figure.
 
     Raises:
         ValueError: no systems, an unknown or (in splits) missing key, a
@@ -312,7 +308,7 @@ def split_bars(
             spans.append((y + 0.05, 0.38, "paper", paper[system]))
             y += 0.43
         y += 0.35
-    fig, ax = _chart(ax, title, 0.95 + y * 0.48)
+    fig, ax = _chart(title, 0.95 + y * 0.48)
     ax.set(xlim=(0, 100), ylim=(y - 0.25, -0.1), xlabel="% of the pool")
     _name_rows(ax, [(top + tall / 2, name) for top, tall, name, _ in spans])
     ax.legend(
@@ -335,14 +331,12 @@ def used_and_wasted(
     pairs: Mapping[str, tuple[float, float]],
     *,
     title: str,
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw used against wasted memory, one stacked bar per system, in %.
 
     Args:
         pairs: system -> (used, wasted), in % of what is reserved.
         title: the takeaway.
-        ax: draw here instead of in a new figure.
 
     Raises:
         ValueError: no systems, a share that is negative or not finite, or a
@@ -357,7 +351,7 @@ def used_and_wasted(
             raise ValueError(
                 f"{system}: used + wasted must be 100 %, got {sum(pair):g}"
             )
-    fig, ax = _chart(ax, title, 0.75 + 0.72 * len(pairs))
+    fig, ax = _chart(title, 0.75 + 0.72 * len(pairs))
     ax.set(xlim=(0, 100), ylim=(len(pairs) - 0.6, -0.6))
     ax.set_xlabel("% of the reserved memory")
     _name_rows(ax, [(row, name) for row, name in enumerate(pairs)])
@@ -394,19 +388,15 @@ def waste_by_block_size(
     *,
     title: str,
     expected: Sequence[float] | None = None,
-    unit: str = "%",
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw measured waste against block size, with the exact bound.
 
     Args:
         block_sizes: [n] tokens per block, rising; the axis is logarithmic.
-        measured: [n] waste in `unit`, or name -> [n]; NaN leaves a gap.
-        bound: [n] the exact bound, in `unit`.
+        measured: [n] waste in %, or name -> [n]; NaN leaves a gap.
+        bound: [n] the exact bound, in %.
         title: the takeaway.
-        expected: [n] the expected waste, in `unit`, as a dashed line.
-        unit: unit of all waste figures.
-        ax: draw here instead of in a new figure.
+        expected: [n] the expected waste, in %, as a dashed line.
 
     Raises:
         ValueError: block sizes that are empty, below 1 or not rising, no
@@ -426,7 +416,7 @@ def waste_by_block_size(
     if expected is not None:
         curves |= _series({"expected": expected}, len(sizes), minimum=0)
 
-    fig, ax = _chart(ax, title, 3.4)
+    fig, ax = _chart(title, 3.4)
     ends = []
     for (name, y), dash in zip(curves.items(), ("-", "--"), strict=False):
         ax.plot(sizes, y, dash, color=INK, linewidth=1.3)
@@ -435,7 +425,9 @@ def waste_by_block_size(
     for name, y in points.items():
         ax.plot(sizes, y, **styles[name] | {"linewidth": 0.8})
         ends.append(_end(name, sizes, y))
-    ax.set(xlabel="block size (tokens)", ylabel=f"wasted ({unit})")
+    ax.set(
+        xlabel="block size (tokens)", ylabel="wasted (% of the reserved slots)"
+    )
     ax.set_xscale("log", base=2)
     _plain_log_ticks(ax, "x", sizes)
     ax.set_ylim(bottom=0)
@@ -454,7 +446,6 @@ def lines(
     logx: bool = False,
     logy: bool = False,
     kinds: Mapping[str, str] | None = None,
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw labelled lines, told apart by marker and dashes as well.
 
@@ -468,7 +459,6 @@ def lines(
         logy: logarithmic y axis.
         kinds: name -> "live", "waste", "shared" or "neutral". Lines are
             neutral (greys) unless a colour has its meaning for them.
-        ax: draw here instead of in a new figure.
 
     Raises:
         ValueError: no x or no series, more than 8 series, a series of
@@ -485,7 +475,7 @@ def lines(
         if logy and np.nanmin(y) <= 0:
             raise ValueError(f"logy needs every value of {name!r} positive")
 
-    fig, ax = _chart(ax, title, 3.4)
+    fig, ax = _chart(title, 3.4)
     styles = _line_styles(kind_of, len(positions))
     for name, y in values.items():
         ax.plot(positions, y, **styles[name])
@@ -507,7 +497,6 @@ def bars(
     title: str,
     unit: str,
     kind: str | Mapping[str, str] = "live",
-    ax: Axes | None = None,
 ) -> Figure:
     """Draw horizontal bars from zero, each with its value beside it.
 
@@ -517,7 +506,6 @@ def bars(
         unit: written after each value; "" for a plain number.
         kind: "live", "waste", "shared" or "neutral" for all bars, or
             name -> kind; names left out are live.
-        ax: draw here instead of in a new figure.
 
     Raises:
         ValueError: no values, a value that is negative or not finite, an
@@ -534,7 +522,7 @@ def bars(
         kind = dict.fromkeys(values, kind)
     kind_of = _kinds(values, kind, "live")
 
-    fig, ax = _chart(ax, title, 0.35 + 0.42 * len(values))
+    fig, ax = _chart(title, 0.35 + 0.42 * len(values))
     longest = max(values.values()) or 1
     for row, (name, value) in enumerate(values.items()):
         if kind_of[name] == "waste":
@@ -605,16 +593,9 @@ def _new_figure(title: str, height: float) -> tuple[Figure, Axes]:
     return fig, ax
 
 
-def _chart(ax: Axes | None, title: str, height: float) -> tuple[Figure, Axes]:
+def _chart(title: str, height: float) -> tuple[Figure, Axes]:
     """Return a figure and axes for a chart; `height` in inches."""
-    if ax is None:
-        fig, ax = _new_figure(title, height)
-    else:
-        fig = ax.figure.canvas.figure
-        room = ax.get_window_extent().width * 72 / fig.dpi
-        words = _wrap(title, room, _TITLE_SIZE, "bold")
-        ax.set_title(words, loc="left", size=_TITLE_SIZE, weight="bold")
-        ax.spines[["top", "right"]].set_visible(False)
+    fig, ax = _new_figure(title, height)
     # Ticks may be made later, outside this style: tell the axis itself.
     ax.tick_params(colors=INK, labelsize=_SMALL, which="both")
     ax.set_axisbelow(True)
@@ -869,15 +850,13 @@ def _draw_owned_cell(
     _box(ax, x, y, width, 26, colour)
     if share < 1:
         _waste(ax, x + share * width, y, (1 - share) * width, 26)
-    _text(
-        ax,
-        x + width / 2,
-        y + 13,
-        _owner_label(owners, width - 2),
-        "center",
-        color=_text_on(colour),
-        tag=colour if share < 1 else None,
-    )
+    label, middle, tag = _owner_label(owners, width - 2), x + width / 2, None
+    if share < 1:
+        tag = colour
+        # Keep clear of the hatch where the filled part has room.
+        if _text_width(label, _SMALL) + 4 <= share * width:
+            middle, tag = x + share * width / 2, None
+    _text(ax, middle, y + 13, label, "center", color=_text_on(colour), tag=tag)
 
 
 def _draw_counts(
@@ -1057,7 +1036,7 @@ def _split_handles(
         for words, c, hatch in _PARTS.values()
     ]
     if any(sum(split.values()) < 99.5 for *_, split in spans):
-        handles.append(Patch(facecolor=FREE, label="the rest"))
+        handles.append(Patch(facecolor=FREE, label="not given"))
     return handles
 
 
@@ -1086,13 +1065,11 @@ def _draw_segments(
 
 
 def _share_label(share: float, room: float) -> str:
-    """Return the most exact label that fits in `room` points, or ""."""
+    """Return the share with one decimal if that fits in `room` points."""
     if share < 3:
         return ""
-    for label in (f"{share:.1f} %", f"{share:.1f}", f"{share:.0f}"):
-        if _text_width(label, _SMALL) + 4 <= room:
-            return label
-    return ""
+    label = f"{share:.1f}"
+    return label if _text_width(label, _SMALL) + 4 <= room else ""
 
 
 # --- lines -----------------------------------------------------------------
