@@ -82,6 +82,7 @@ def main(
     """Measure, print and write the figures."""
     session = Notebook("paged_trace", to)
     whole = serve_alone()
+    origin = {"trace": NAME, "sha256": traces.load(NAME).sha256}
     session.measure(
         "whole_trace",
         whole["seconds"],
@@ -91,9 +92,9 @@ def main(
         preemptions=whole["preemptions"],
         num_blocks=whole["num_blocks"],
         block_size=BLOCK_SIZE,
-        sha256=traces.load(NAME).sha256,
+        **origin,
     )
-    session.measure("peak_memory", whole["peak_mb"], "MB")
+    session.measure("peak_memory", whole["peak_mb"], "MB", **origin)
     pairs = [(serve_alone(short), serve_alone(long)) for _ in range(rounds)]
     growth = sorted(
         (b["seconds"] / b["tokens"]) / (a["seconds"] / a["tokens"])
@@ -106,8 +107,12 @@ def main(
         rounds=rounds,
         lowest=growth[0],
         highest=growth[-1],
+        **origin,
     )
     session.check("under_60_seconds", lambda: whole["seconds"] < 60)
+    session.check(
+        "time_per_token_is_flat", lambda: statistics.median(growth) < 1.25
+    )
     session.check("under_300_mb", lambda: whole["peak_mb"] < 300)
     session.check(
         "pool_is_whole_at_the_end",

@@ -212,6 +212,9 @@ COLAB_LINK = re.compile(
     rf"{re.escape(COLAB)}/github/(?P<slug>{NAME}/{NAME})"
     r"(?P<rest>/blob/[^/\s)]+/(?P<file>[^\s)\"'#?]+))"
 )
+CLONE_LINK = re.compile(
+    rf"(?P<before>git clone https://github\.com/){NAME}/{NAME}"
+)
 INSTALL_LINK = re.compile(
     rf"(?P<before>git\+https://github\.com/){NAME}/{NAME}?"
     r"(?=\.git\b|[^A-Za-z0-9_.-]|$)"
@@ -354,4 +357,5 @@ def _readme_change(root: Path, slug: str) -> Change | None:
         return None
     old = path.read_text(encoding="utf-8")
     new = _with_slug(old, slug, root, path.name)
+    new = CLONE_LINK.sub(rf"\g<before>{slug}", new)
     return Change(path.name, old, new, slug) if new != old else None

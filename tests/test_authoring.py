@@ -971,3 +971,14 @@ def test_a_missing_extra_is_named(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "nbformat", None)
     with pytest.raises(CookbookError, match="this command needs nbformat"):
         notebook_files.write_cells(notebook, [])
+
+
+def test_badges_rewrites_the_clone_command_of_the_readme(root):
+    write(root, good_notebook())
+    readme = root / "README.md"
+    clone = "git clone https://github.com/{}\n"
+    readme.write_text(clone.format("someone/else"))
+    assert [c.where for c in badges(root, check=True)] == ["README.md"]
+    badges(root)
+    assert readme.read_text() == clone.format(SLUG)
+    assert badges(root, check=True) == []

@@ -11,6 +11,7 @@ from notebook_cells import ROOT
 
 from llm_systems_cookbook import traces
 from llm_systems_cookbook.conditions import Conditions
+from llm_systems_cookbook.memory import BlockAllocator
 
 
 def run(name):
@@ -18,13 +19,17 @@ def run(name):
 
 
 def test_the_bare_and_the_guarded_version_do_the_same_work():
-    allocator = run("allocator")
-    for _ in range(2):
-        assert allocator["bare_seconds"](3) > 0
-        assert allocator["guarded_seconds"](3) > 0
-    measured = allocator["ratios"](rounds=3, repeats=2)
-    assert len(measured) == 3
-    assert measured == sorted(measured)
+    """After as many blocks, both queues stand in the same order."""
+    module = run("allocator")
+    bare, guarded = module["Bare"](), BlockAllocator(module["POOL"])
+    bare.seconds(3)
+    module["seconds_at_once"](guarded, 3)
+    assert list(bare.free) == list(guarded._free)
+    assert bare.free[-1] == 3 * module["AT_ONCE"] - 1
+    bare.seconds(2)
+    module["seconds_one_by_one"](guarded, 2)
+    assert list(bare.free) == list(guarded._free)
+    assert bare.counts == guarded._refcounts
 
 
 def test_serving_the_start_of_the_trace_finishes_every_request():
