@@ -16,8 +16,6 @@ from notebook_cells import (
 
 from llm_systems_cookbook.nb import Notebook
 
-# The cells of one notebook are run once in each worker: keep its tests
-# together.
 pytestmark = pytest.mark.usefixtures("results_in_tmp")
 
 
@@ -34,17 +32,13 @@ def answers(kind):
             exercise, _, wrong = file.stem.partition(".")
             if bool(wrong) == (kind == "wrong"):
                 yield pytest.param(
-                    path,
-                    exercise,
-                    file,
-                    id=f"{path.stem}:{file.stem}",
-                    marks=pytest.mark.xdist_group(path.stem),
+                    path, exercise, file, id=f"{path.stem}:{file.stem}"
                 )
 
 
 @cache
 def namespace_of(path):
-    """Run a notebook, up to where its results would be saved."""
+    """Run a notebook but for its last cell, once in each process."""
     *_, namespace = run_cells(path, replace={"save": ""})
     return namespace
 

