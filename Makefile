@@ -42,8 +42,13 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
 		--nbmake --nbmake-timeout=120 notebooks tests
 
+# In copies that git ignores: your answers stay, and the tests stay green.
 lab: $(STAMP)
-	cd notebooks && ../$(BIN)/python -m jupyter lab $(OFFLINE) $(LAB_ARGS)
+	mkdir -p lab
+	for f in notebooks/*.ipynb; do \
+	  test -e "lab/$${f##*/}" || cp "$$f" lab/; \
+	done
+	cd lab && ../$(BIN)/python -m jupyter lab $(OFFLINE) $(LAB_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

@@ -100,7 +100,13 @@ def run(
     _print_results(records, [one.status for one in runs])
     _print_measures(records)
     failures = [line for one in runs for line in one.failures()]
-    for line in failures:
+    skipped = [
+        line
+        for record in records
+        for line in record.remarks()
+        if line not in failures
+    ]
+    for line in skipped + failures:
         typer.echo(line)
     _fail_if(bool(failures))
 
@@ -120,8 +126,8 @@ def results(
     if measures:
         _print_measures(records)
     for record in records:
-        if record.note:
-            typer.echo(f"{record.notebook}: {record.status}: {record.note}")
+        for line in record.remarks():
+            typer.echo(line)
     for name in ignored:
         typer.echo(f"ignored {name}: no notebook of that name")
     _fail_if(not all(record.ok for record in records))
@@ -178,12 +184,11 @@ def _print(table: Table) -> None:
 def _print_results(records: list[Record], statuses: list[str]) -> None:
     table = Table(box=SIMPLE_HEAD)
     table.add_column("notebook", no_wrap=True)
-    counted = ("passed", "failed", "skipped", "todo")
-    for heading in counted:
-        table.add_column(heading, justify="right")
+    for heading in Record("", "").counts():
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for record, status in zip(records, statuses, strict=True):
-        counts = [str(record.count(heading)) for heading in counted]
+        counts = map(str, record.counts().values())
         table.add_row(record.notebook, *counts, status)
     _print(table)
 

@@ -12,6 +12,7 @@ import os
 import reprlib
 import tempfile
 import textwrap
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -501,7 +502,16 @@ def _describe(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = "its message cannot be shown"
+    if isinstance(error, AssertionError) and not text:
+        text = _failed_line(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _failed_line(error: BaseException) -> str:
+    """Return the bare assert that failed, as it is written; "" if unknown."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = frames[-1].line if frames else None
+    return line if line and line.startswith("assert") else ""
 
 
 # --- Judging a check -------------------------------------------------------

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -138,10 +139,29 @@ class Record:
     measures: list[dict[str, Any]] = field(default_factory=list)
     note: str = ""
 
-    def count(self, status: str) -> int:
-        """Return how many checks and exercises have a status."""
-        entries = self.checks + self.exercises
-        return sum(entry["status"] == status for entry in entries)
+    def counts(self) -> dict[str, int]:
+        """Count checks and exercises: a solved exercise is no check."""
+        checks = Counter(entry["status"] for entry in self.checks)
+        exercises = Counter(entry["status"] for entry in self.exercises)
+        return {
+            "passed": checks["passed"],
+            "failed": checks["failed"] + exercises["failed"],
+            "skipped": checks["skipped"],
+            "solved": exercises["passed"],
+            "todo": exercises["todo"],
+        }
+
+    def remarks(self) -> list[str]:
+        """Return a line for what failed, was skipped or cannot be read."""
+        lines = [
+            *_entries("check", self.checks, {"failed", "skipped"}),
+            *_entries("exercise", self.exercises, {"failed"}),
+        ]
+        if self.status == "incomplete":
+            lines.append("incomplete: it stopped before it saved its results")
+        if self.note:
+            lines.append(f"{self.status}: {self.note}")
+        return [f"{self.notebook}: {line}" for line in lines]
 
     @property
     def ok(self) -> bool:
@@ -199,7 +219,7 @@ def _record(data: dict[str, Any]) -> Record:
         data["exercises"],
         data["measures"],
     )
-    if record.ok and (record.count("failed") or not record.checks):
+    if record.ok and (record.counts()["failed"] or not record.checks):
         return Record(
             record.notebook,
             "unreadable",
@@ -265,8 +285,8 @@ class Run:
         """Return a line for everything that is wrong; none if all is well."""
         name, record = self.record.notebook, self.record
         lines = [
-            *_entry_failures("check", record.checks, {"failed"}),
-            *_entry_failures("exercise", record.exercises, self._bad()),
+            *_entries("check", record.checks, {"failed"}),
+            *_entries("exercise", record.exercises, self._bad()),
         ]
         if self.error and not (self.checks_failed and lines):
             lines.insert(0, self.error)
@@ -286,7 +306,7 @@ class Run:
         return self.record.status
 
 
-def _entry_failures(
+def _entries(
     kind: str, entries: Iterable[dict[str, Any]], statuses: set[str]
 ) -> list[str]:
     return [

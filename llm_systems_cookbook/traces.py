@@ -414,6 +414,8 @@ def _read(name: str, source: _Source, path: Path) -> bytes:
 
 def _download_once(name: str, source: _Source) -> Path:
     """Return the path in the cache, where pooch puts and verifies the file."""
+    # pooch says "Downloading" before it knows whether there is a network.
+    pooch.get_logger().setLevel("WARNING")
     cache = pooch.os_cache("llm-systems-cookbook")
     path = Path(cache) / source.file
     try:

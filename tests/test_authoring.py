@@ -195,7 +195,7 @@ def good_notebook():
             code("set-up", SET_UP),
             *[cell for name in SECTIONS for cell in section(name)],
             code("summary", "s.summary()"),
-            code("save", "s.save()"),
+            code("save", "s.save();"),
         ],
         "metadata": {
             "kernelspec": {
@@ -757,7 +757,7 @@ VIOLATIONS = [
         lambda nb: move_before(nb, "problem-picture", "build"),
     ),
     ("ends_with_summary_and_save", lambda nb: remove(nb, "summary")),
-    ("ends_with_summary_and_save", put("save", "s.save() or 1")),
+    ("ends_with_summary_and_save", put("save", "s.save()")),
     (
         "ends_with_summary_and_save",
         lambda nb: nb["cells"].append(md("end", "Bye.")),

@@ -89,9 +89,25 @@ def test_results_shows_every_count_and_exits_0_when_all_passed(root):
     write_record(root, "01_a")
     done = call(root, "results")
     assert done.exit_code == 0, done.output
-    heading = ["notebook", "passed", "failed", "skipped", "todo", "status"]
+    heading = [
+        "notebook",
+        "passed",
+        "failed",
+        "skipped",
+        "solved",
+        "todo",
+        "status",
+    ]
     assert row(done.output, "notebook") == heading
-    assert row(done.output, "01_a") == ["01_a", "1", "0", "1", "1", "passed"]
+    assert row(done.output, "01_a") == [
+        "01_a",
+        "1",
+        "0",
+        "1",
+        "0",
+        "1",
+        "passed",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +215,7 @@ def test_run_shows_the_tables_and_exits_0_when_all_passed(root):
     done = call(root, "run")
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.output.splitlines()]
-    assert ["01_a", "1", "0", "0", "0", "passed"] in lines
+    assert ["01_a", "1", "0", "0", "0", "0", "passed"] in lines
     assert ["used", "7", "blocks"] in lines
     assert call(root, "results").exit_code == 0
 

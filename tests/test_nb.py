@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -1473,3 +1474,10 @@ def test_a_whole_session_does_not_import_torch(results):
         [sys.executable, "-c", code], capture_output=True, text=True
     )
     assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
+
+
+def test_a_bare_assert_shows_its_line(s, lines, tmp_path):
+    file = tmp_path / "grading.py"  # pytest rewrites the asserts of this one
+    file.write_text("def grader():\n    assert 1 + 1 == 3\n")
+    s.exercise("addition", runpy.run_path(str(file))["grader"])
+    assert lines() == ["✗ addition — AssertionError: assert 1 + 1 == 3"]

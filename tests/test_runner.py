@@ -175,8 +175,24 @@ def test_a_record_counts_checks_and_exercises_by_status(tmp_path):
         ],
     )
     record = load_record(tmp_path, "a")
-    statuses = ("passed", "failed", "skipped", "todo")
-    assert [record.count(s) for s in statuses] == [2, 2, 1, 1]
+    assert record.counts() == {
+        "passed": 1,
+        "failed": 2,
+        "skipped": 1,
+        "solved": 1,
+        "todo": 1,
+    }
+    assert record.remarks() == [
+        "a: check b: failed",
+        "a: check c: skipped",
+        "a: exercise e: failed",
+    ]
+
+
+def test_an_incomplete_record_says_what_that_means(tmp_path):
+    write_record(tmp_path, "a", status="incomplete")
+    (remark,) = load_record(tmp_path, "a").remarks()
+    assert "stopped before it saved" in remark
 
 
 def test_an_absent_record_is_missing(tmp_path):
@@ -317,7 +333,7 @@ def test_an_exercise_to_do_fails_a_strict_run_only(tmp_path):
     write_notebook(tmp_path, "01_a", GOOD, TODO, "s.save()")
     (run,), _ = run_all(tmp_path)
     assert run.failures() == []
-    assert run.record.count("todo") == 1
+    assert run.record.counts()["todo"] == 1
     (run,), _ = run_all(tmp_path, strict=True)
     assert run.failures() == ["01_a: exercise grow: todo"]
     assert run.record.status == "failed"
