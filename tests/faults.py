@@ -297,7 +297,7 @@ FAULTS = [
         allocator.free(parent.block_ids[-1])
         shared[-1] = allocator.alloc()
     return SequenceTable(parent.block_size, shared, parent.length)""",
-        "the_tail_is_shared_too",
+        "child_reads_what_the_parent_wrote",
     ),
     Fault(
         "copy in the wrong direction",
@@ -313,7 +313,7 @@ FAULTS = [
         TABLE,
         "allocator.refcount(self.block_ids[-1]) > 1",
         "allocator.refcount(self.block_ids[-1]) > 0",
-        "naive_fork_passes_every_check_on_counts",
+        "a_lone_writer_copies_nothing",
     ),
     Fault(
         "leak on a failed fork",
