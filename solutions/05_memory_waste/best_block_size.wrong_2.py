@@ -1,7 +1,7 @@
 # ruff: noqa: F821
 def best_block_size(
-    mean_length: float, bytes_per_token: float, cell_bytes: float
+    mean_length: float, bytes_per_token: float, entry_bytes: float
 ) -> int:
     """Wrong: rounds down, even to 0."""
-    ratio = cell_bytes * (2 * mean_length - 1) / bytes_per_token
+    ratio = entry_bytes * (2 * mean_length - 1) / bytes_per_token
     return math.floor(math.sqrt(ratio))
