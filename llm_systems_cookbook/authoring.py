@@ -107,13 +107,13 @@ def _definitions(tree: ast.Module) -> dict[str, Definition]:
 
 
 def _shortened(text: str, node: Definition, spec: str) -> str:
-    lines = text.splitlines()
+    lines = text.split("\n")
     # From the end, so that the numbers of the lines before stay right.
     for docstring in sorted(_docstrings(node), key=_first_line, reverse=True):
         first, last = docstring.lineno - 1, docstring.end_lineno
         if last - first > 1:
             lines[first:last] = [_summary(lines[first], spec)]
-    removed = len(text.splitlines()) - len(lines)
+    removed = len(text.split("\n")) - len(lines)
     start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     result = lines[start - 1 : node.end_lineno - removed]
     for line in result:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from llm_systems_cookbook import authoring, runner
 from llm_systems_cookbook import lint as linting
-from llm_systems_cookbook.conditions import find_checkout
+from llm_systems_cookbook.conditions import checkout_above, find_checkout
 from llm_systems_cookbook.plain_values import shown_measure, shown_value
 from llm_systems_cookbook.runner import CookbookError, Record
 
@@ -52,7 +52,8 @@ def _errors() -> Iterator[None]:
 
 
 def _repository(root: Path | None) -> Path:
-    found = root or find_checkout()
+    # The checkout you are in comes before the one that the package is from.
+    found = root or checkout_above(Path.cwd()) or find_checkout()
     if found is None:
         raise CookbookError(
             "this is no checkout of the cookbook; name one with --root"

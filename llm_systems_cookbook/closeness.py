@@ -113,6 +113,8 @@ def _without_tensors(value: object) -> object:
         value = tensor_to_numpy(value)
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
         return _without_tensors(value.tolist())
+    if isinstance(value, np.timedelta64 | np.datetime64):
+        raise TypeError(f"a {type(value).__name__} is no plain number")
     if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
         return value.item()
     return value

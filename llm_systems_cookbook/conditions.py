@@ -6,7 +6,6 @@ import platform
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -101,14 +100,22 @@ def find_checkout() -> Path | None:
     working directory, that has `notebooks/` and this project's
     `pyproject.toml`.
     """
-    return next(filter(_is_checkout, _candidates()), None)
+    return checkout_above(_PACKAGE_FOLDER) or checkout_above(working_folder())
 
 
-def _candidates() -> Iterator[Path]:
-    for start in (lambda: _PACKAGE_FOLDER, Path.cwd):
-        folder = start()
-        yield folder
-        yield from folder.parents
+def checkout_above(folder: Path | None) -> Path | None:
+    """Return the checkout that a folder is, or is in; None without one."""
+    if folder is None:
+        return None
+    return next(filter(_is_checkout, [folder, *folder.parents]), None)
+
+
+def working_folder() -> Path | None:
+    """Return the working directory, or None when it has been removed."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
 
 
 def _is_checkout(folder: Path) -> bool:
@@ -131,8 +138,9 @@ def _version(distribution: str) -> str | None:
 
 
 def _commit() -> str | None:
-    checkout = find_checkout()
-    if checkout is None:
+    # Only of the code that runs: not of a checkout around an installed copy.
+    checkout = checkout_above(_PACKAGE_FOLDER.parent)
+    if checkout is None or _PACKAGE_FOLDER.parent != checkout:
         return None
     root = _git(checkout, "rev-parse", "--show-toplevel")
     # A copy without history, unpacked inside another repository, must not

@@ -188,9 +188,11 @@ def no_allowed_errors(notebook: Notebook) -> Findings:
     if _allows_errors(notebook.data["metadata"]):
         yield None, "metadata allows errors"
     for cell in notebook.cells:
-        tags = cell.metadata.get("tags", [])
+        tags = cell.metadata.get("tags") or []
         if "raises-exception" in tags or _allows_errors(cell.metadata):
             yield cell, "allows errors"
+        if "skip-execution" in tags:
+            yield cell, "is never run"
 
 
 def _allows_errors(metadata: object) -> bool:
@@ -442,6 +444,8 @@ def check_names_are_literal(notebook: Notebook) -> Findings:
         for call in _session_calls(cell, *CHECK_CALLS):
             if call.name is None:
                 yield cell, f"s.{call.method}: its name is not a literal"
+            elif call.in_loop:
+                yield cell, f"{call.name}: each turn replaces the last one's"
 
 
 @_rule

@@ -5,6 +5,7 @@ A notebook starts with `s = bootstrap("02_block_allocator")` and ends with
 running a cell again replaces its record, and written to one JSON file.
 """
 
+import contextlib
 import html
 import inspect
 import json
@@ -22,7 +23,11 @@ import numpy as np
 
 from llm_systems_cookbook import __version__
 from llm_systems_cookbook.closeness import compare, tolerance
-from llm_systems_cookbook.conditions import Conditions, find_checkout
+from llm_systems_cookbook.conditions import (
+    Conditions,
+    find_checkout,
+    working_folder,
+)
 from llm_systems_cookbook.plain_values import (
     is_tensor,
     measurement,
@@ -319,6 +324,9 @@ class Notebook:
             write_atomic(self.path, text + "\n")
         except OSError as error:
             wanted = self._directory
+            # An older record must not pass for this run's.
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
             self._directory = Path(tempfile.mkdtemp(prefix="cookbook-"))
             write_atomic(self.path, text + "\n")
             warnings.warn(
@@ -436,7 +444,7 @@ def _require_slug(name: object) -> None:
 
 def _shown_path(path: Path) -> str:
     """Return the path from the working directory or the checkout on."""
-    for base in (Path.cwd(), find_checkout()):
+    for base in (working_folder(), find_checkout()):
         if base and path.is_relative_to(base):
             return path.relative_to(base).as_posix()
     return str(path)

@@ -34,7 +34,7 @@ def plain_value(value: object) -> object:
         return str(value)
     if is_tensor(value):
         return plain_value(tensor_to_numpy(value))
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "mM":
         return plain_value(value.tolist())
     if isinstance(value, np.bool_):
         return bool(value)
@@ -115,6 +115,8 @@ def shown_measure(record: dict) -> str:
     if "lowest" in context and "highest" in context:
         low, high = context["lowest"], context["highest"]
         shown += f" ({shown_value(low)} to {shown_value(high)})"
+    if "(generated" in str(context.get("trace")):
+        shown += f", {context['trace']}"
     return shown
 
 

@@ -14,7 +14,8 @@ def results_folder(root: Path) -> Path:
     """Return where records go: `COOKBOOK_RESULTS`, or `results` in `root`."""
     chosen = os.environ.get("COOKBOOK_RESULTS")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        # Unlike Path.expanduser, this leaves an unknown ~user as it is.
+        return Path(os.path.expanduser(chosen)).absolute()
     return root / "results"
 
 

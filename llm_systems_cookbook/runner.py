@@ -556,6 +556,8 @@ class _Execution:
     def _environment(self) -> dict[str, str]:
         env = dict(os.environ, COOKBOOK_RESULTS=str(self.settings.results))
         env.pop("MPLBACKEND", None)  # the kernel draws inline
+        if env.get("COOKBOOK_TRACES"):  # it starts in another folder
+            env["COOKBOOK_TRACES"] = os.path.abspath(env["COOKBOOK_TRACES"])
         if self.settings.strict:
             env["COOKBOOK_STRICT"] = "1"
         return env

@@ -30,7 +30,7 @@ from llm_systems_cookbook.workload import (
 
 FOLDER_VARIABLE = "COOKBOOK_TRACES"
 PREFIX_BLOCK_TOKENS = 512
-HTTP_TIMEOUT_S = 10
+HTTP_TIMEOUT_S = 5
 
 _AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 _MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -397,7 +397,7 @@ def _known(name: str) -> str:
 def _find(name: str, source: _Source) -> Path:
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
-        return Path(folder).expanduser() / source.file
+        return Path(os.path.expanduser(folder)) / source.file
     return _download_once(name, source)
 
 

@@ -1,5 +1,7 @@
 """What every test shares: no window, no clock, no results in the checkout."""
 
+import os
+
 import matplotlib
 import pytest
 from hypothesis import settings
@@ -7,6 +9,12 @@ from hypothesis import settings
 # Set here rather than as MPLBACKEND, which the notebooks' kernels would
 # inherit and then draw nothing.
 matplotlib.use("Agg")
+
+# The notebooks' kernels start in another folder.
+if os.environ.get("COOKBOOK_TRACES"):
+    os.environ["COOKBOOK_TRACES"] = os.path.abspath(
+        os.environ["COOKBOOK_TRACES"]
+    )
 
 # The same examples on every run, and none fails for being slow.
 settings.register_profile("cookbook", derandomize=True, deadline=None)
@@ -17,3 +25,4 @@ settings.load_profile("cookbook")
 def no_results_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test choose its own: `make test` sets one for notebooks."""
     monkeypatch.delenv("COOKBOOK_RESULTS", raising=False)
+    monkeypatch.delenv("COOKBOOK_STRICT", raising=False)

@@ -701,6 +701,11 @@ VIOLATIONS = [
     ("code_cells_are_not_long", put("build-1", lines(26))),
     ("code_cells_are_not_long", put("build-1", lines(32))),
     ("source_cells_are_short", added(code("pool", "#\n" * 71, source="x:Y"))),
+    (
+        LITERAL,
+        put("build-1", 'for ok in (0, 1):\n    s.check("same", ok == 1)'),
+    ),
+    (NO_ERRORS, metadata("build-1", tags=["skip-execution"])),
     (QUIET, put("build-1", 's.check("a", lambda: True)')),
     (QUIET, put("build-1", "x = 1\nplots.pool(x)")),
     (

@@ -312,14 +312,34 @@ COMMANDS = ["run", "results", "sync", "badges", "lint"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_outside_a_checkout_a_command_asks_for_root(monkeypatch, command):
+def test_outside_a_checkout_a_command_asks_for_root(
+    monkeypatch, command, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "find_checkout", lambda: None)
     done = call(None, command)
     assert done.exit_code == 2
     assert "--root" in done.stderr
 
 
-def test_without_root_the_checkout_is_used(root, monkeypatch):
+def test_the_checkout_you_are_in_comes_before_the_packages(
+    root, monkeypatch, tmp_path
+):
+    there = tmp_path / "there"
+    (there / "notebooks").mkdir(parents=True)
+    (there / "pyproject.toml").write_text(
+        '[project]\nname = "llm-systems-cookbook"\n'
+    )
+    monkeypatch.chdir(there)
+    monkeypatch.setattr(cli, "find_checkout", lambda: root)
+    write_notebook(root, "01_a")
+    done = call(None, "results")
+    assert done.exit_code == 2
+    assert str(there) in done.stderr
+
+
+def test_without_root_the_checkout_is_used(root, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "find_checkout", lambda: root)
     write_notebook(root, "01_a")
     write_record(root, "01_a")

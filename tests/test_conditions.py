@@ -202,7 +202,19 @@ def checkout(elsewhere, monkeypatch):
     root = make_checkout(elsewhere / "root")
     (root / "notebooks" / "a.txt").write_text("first\n")
     monkeypatch.chdir(root)
+    monkeypatch.setattr(
+        conditions, "_PACKAGE_FOLDER", root / "llm_systems_cookbook"
+    )
     return root
+
+
+def test_an_installed_copy_has_no_commit_of_the_checkout_around_it(
+    checkout, monkeypatch
+):
+    commit_everything(checkout)
+    copy = checkout / ".venv" / "site-packages" / "llm_systems_cookbook"
+    monkeypatch.setattr(conditions, "_PACKAGE_FOLDER", copy)
+    assert Conditions.here().commit is None
 
 
 def test_commit_is_the_full_hash_of_the_checkout(checkout):

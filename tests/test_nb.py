@@ -1481,3 +1481,35 @@ def test_a_bare_assert_shows_its_line(s, lines, tmp_path):
     file.write_text("def grader():\n    assert 1 + 1 == 3\n")
     s.exercise("addition", runpy.run_path(str(file))["grader"])
     assert lines() == ["✗ addition — AssertionError: assert 1 + 1 == 3"]
+
+
+@pytest.mark.parametrize("kind", ["m8[ns]", "M8[ns]"])
+def test_dates_and_durations_are_no_numbers(s, kind):
+    with pytest.raises(TypeError, match="cannot record"):
+        s.measure("time", np.array([5], dtype=kind), "s")
+    assert not s.check_close("time", np.array(5, dtype=kind)[()], 5)
+
+
+def test_a_generated_trace_shows_wherever_the_figure_does(s, lines):
+    s.measure("waste", 1.5, "%", trace="azure (generated from quantiles)")
+    assert lines() == ["waste = 1.5 %, azure (generated from quantiles)"]
+    assert "(generated" in repr(s.summary())
+
+
+def test_an_older_record_does_not_stay_when_this_run_cannot_write(
+    results, monkeypatch
+):
+    bootstrap("02_block_allocator").check("good", True)
+    old = results / "02_block_allocator.json"
+    assert old.exists()
+    real = nb.write_atomic
+
+    def refuse(path, text):
+        if path == old:
+            raise PermissionError("read-only")
+        real(path, text)
+
+    monkeypatch.setattr(nb, "write_atomic", refuse)
+    with pytest.warns(UserWarning, match="cannot write results"):
+        bootstrap("02_block_allocator")
+    assert not old.exists()

@@ -17,6 +17,7 @@ def test_runs_twice_in_one_kernel_from_another_directory(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setenv("COOKBOOK_RESULTS", str(results))
+    monkeypatch.delenv("MPLBACKEND", raising=False)
     notebook = nbformat.read(path, as_version=4)
     once = len(notebook.cells)
     again = nbformat.from_dict(notebook).cells

@@ -4,7 +4,7 @@ import re
 
 from notebook_cells import NOTEBOOKS, ROOT
 
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def test_python_examples_run():
@@ -25,7 +25,7 @@ def test_linked_files_exist():
 
 def test_every_notebook_is_in_the_table():
     for path in NOTEBOOKS:
-        title = re.search(r'"# (.+?)(\\n)?"', path.read_text())[1]
+        title = re.search(r'"# (.+?)(\\n)?"', path.read_text("utf-8"))[1]
         row = f"[{title}](notebooks/{path.name})"
         assert row in README, row
 

@@ -469,4 +469,4 @@ def test_the_tree_is_formatted():
 def test_cookbook_finds_nothing_to_change(arguments):
     cookbook = shutil.which("cookbook", path=sysconfig.get_path("scripts"))
     assert cookbook is not None, "the package is not installed"
-    assert_succeeds(cookbook, *arguments)
+    assert_succeeds(cookbook, *arguments, "--root", str(ROOT))

@@ -476,7 +476,7 @@ def test_download_asks_for_a_pinned_commit_with_a_timeout(
     assert url.startswith("https://raw.githubusercontent.com/")
     assert len(url.split("/")[5]) == 40
     assert url.endswith(traces._SOURCES[name].file)
-    assert options["timeout"] == 10
+    assert options["timeout"] == 5
 
 
 def test_without_file_and_network_the_error_says_what_to_do(cache):
