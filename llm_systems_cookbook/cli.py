@@ -1,6 +1,8 @@
 """The `cookbook` command: run the notebooks, and keep them in step."""
 
+import io
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _say_what_the_output_can() -> None:
+    """Run the notebooks, and keep them in step with the package."""
+    # A Windows pipe lacks characters that names and messages may have.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
 
 Root = Annotated[
     Path | None,

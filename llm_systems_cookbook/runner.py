@@ -62,11 +62,14 @@ def import_extra(name: str) -> ModuleType:
 def notebook_paths(root: Path) -> list[Path]:
     """Return the repository's notebooks, sorted by file name.
 
+    Hidden files, such as an editor's copies, are left out.
+
     Raises:
         CookbookError: there is none.
     """
     folder = root / "notebooks"
-    paths = sorted(folder.glob("*.ipynb"))
+    found = folder.glob("*.ipynb")
+    paths = sorted(path for path in found if not path.name.startswith("."))
     if not paths:
         raise CookbookError(f"no notebooks in {folder}")
     return paths

@@ -356,3 +356,21 @@ def test_a_repository_without_notebooks_is_an_error(root, command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_root_that_does_not_exist_is_an_error(tmp_path, command):
     assert call(tmp_path / "gone", command).exit_code == 2
+
+
+def test_a_pipe_that_lacks_a_character_gets_a_stand_in(root):
+    write_notebook(root, "01_a")
+    measure = {"name": "size \u2264 4", "value": 1, "unit": "", "context": {}}
+    write_record(root, "01_a", measures=[measure])
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from llm_systems_cookbook.cli import app; app()",
+            *("results", "--measures", "--root", str(root)),
+        ],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        check=True,
+    )
+    assert b"size ? 4" in done.stdout

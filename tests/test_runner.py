@@ -21,6 +21,7 @@ from llm_systems_cookbook.runner import (
     Settings,
     load_record,
     load_records,
+    notebook_paths,
     results_folder,
     run_notebooks,
     select_notebooks,
@@ -600,3 +601,10 @@ def test_a_symbolic_link_still_points_to_the_written_file(tmp_path):
     write_atomic(link, "new")
     assert link.is_symlink()
     assert path.read_text() == "new"
+
+
+def test_hidden_copies_of_an_editor_are_no_notebooks(tmp_path):
+    write_notebook(tmp_path, "01_a", GOOD)
+    for name in (".~01_a.ipynb", "._01_a.ipynb"):
+        (tmp_path / "notebooks" / name).write_bytes(b"\x00")
+    assert [path.name for path in notebook_paths(tmp_path)] == ["01_a.ipynb"]
