@@ -470,3 +470,20 @@ def test_cookbook_finds_nothing_to_change(arguments):
     cookbook = shutil.which("cookbook", path=sysconfig.get_path("scripts"))
     assert cookbook is not None, "the package is not installed"
     assert_succeeds(cookbook, *arguments, "--root", str(ROOT))
+
+
+# What Colab and Kaggle have, and must not be replaced under a reader's feet.
+PRESENT = {"numpy", "matplotlib", "torch", "numba"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem
+)
+def test_set_up_installs_the_other_dependencies(path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    needed = project["project"]["dependencies"]
+    names = {re.match(r"[\w-]+", line)[0] for line in needed}
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    (set_up,) = ["".join(c["source"]) for c in cells if c["id"] == "set-up"]
+    installed = re.search(r"%pip install -q ([\w ]+)$", set_up, re.MULTILINE)
+    assert set(installed[1].split()) == names - PRESENT
