@@ -1,5 +1,6 @@
 """What the files around the package promise, and that they agree."""
 
+import json
 import os
 import re
 import shutil
