@@ -124,3 +124,20 @@ def test_assert_consistent_names_a_corrupt_block(corrupt):
     corrupt(allocator)
     with pytest.raises(AssertionError, match="block 0: "):
         allocator.assert_consistent()
+
+
+def test_a_block_with_two_owners_is_free_when_both_have_gone():
+    allocator = BlockAllocator(2)
+    block_id = allocator.alloc()
+    allocator.incref(block_id)
+    allocator.free(block_id)
+    assert (allocator.refcount(block_id), allocator.free_blocks) == (1, 1)
+    allocator.free(block_id)
+    assert (allocator.refcount(block_id), allocator.free_blocks) == (0, 2)
+
+
+def test_every_block_starts_with_one_owner():
+    one_by_one, at_once = BlockAllocator(9), BlockAllocator(9)
+    assert [one_by_one.alloc() for _ in range(9)] == at_once.allocate(9)
+    for allocator in (one_by_one, at_once):
+        assert [allocator.refcount(b) for b in range(9)] == [1] * 9

@@ -137,6 +137,26 @@ def test_refused_growth_changes_nothing():
     assert snapshot(allocator, table) == before
 
 
+def test_extend_with_some_blocks_but_too_few_takes_none():
+    allocator = BlockAllocator(3, 2)
+    table = SequenceTable(2)
+    table.extend(allocator, 2)
+    before = snapshot(allocator, table)
+    with pytest.raises(OutOfBlocks) as error:
+        table.extend(allocator, 5)
+    assert (error.value.needed, error.value.free) == (3, 2)
+    assert snapshot(allocator, table) == before
+
+
+def test_refused_append_leaves_the_length():
+    allocator = BlockAllocator(1, 2)
+    table = SequenceTable(2)
+    table.extend(allocator, 2)
+    with pytest.raises(OutOfBlocks):
+        table.append(allocator)
+    assert table.length == 2
+
+
 @pytest.fixture
 def forked():
     allocator = BlockAllocator(4, block_size=4)
@@ -211,6 +231,16 @@ def test_fork_in_a_full_pool_works_and_refused_writes_change_nothing():
     assert snapshot(allocator, parent, child) == before
     parent.free(allocator)
     assert child.append(allocator) is None
+
+
+def test_extend_with_room_only_for_the_copy_takes_nothing(forked):
+    allocator, parent, child = forked
+    allocator.alloc()  # one block is left: enough for the copy alone
+    before = snapshot(allocator, parent, child)
+    with pytest.raises(OutOfBlocks) as error:
+        child.extend(allocator, 3)
+    assert (error.value.needed, error.value.free) == (2, 1)
+    assert snapshot(allocator, parent, child) == before
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
