@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from llm_systems_cookbook.memory import (
@@ -243,3 +244,11 @@ def test_the_table_of_a_request_is_readable():
     assert len(memory.table("a").block_ids) == 2
     with pytest.raises(KeyError, match="'b'"):
         memory.table("b")
+
+
+@names
+def test_lengths_of_numpy_are_lengths(name):
+    memory = every_memory()[name]
+    assert memory.admit("a", np.int64(3), np.int64(9))
+    assert memory.grow("a", np.int64(6))
+    assert memory.usage().token_states == 9

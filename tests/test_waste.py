@@ -190,3 +190,8 @@ def test_lengths_are_the_seeded_lognormal_ones():
     lengths = lognormal_lengths(0)
     waste = snapshot_waste(np.full(100, 4096), lengths)
     assert waste == simulate_workload(0).reserve_max
+
+
+def test_a_negative_number_of_steps_is_refused():
+    with pytest.raises(ValueError, match="num_steps must be >= 0, got -1"):
+        time_weighted(paged(2), itertools.repeat((3, 5)), num_steps=-1)

@@ -36,7 +36,7 @@ def round_up_to_power_of_two(n: int) -> int:
         ValueError: n below 1.
     """
     require_at_least(1, n=n)
-    return 1 << (n - 1).bit_length()
+    return 1 << (int(n) - 1).bit_length()  # numpy's integers lack it
 
 
 class BuddyRegions:

@@ -186,9 +186,12 @@ def time_weighted(
         num_steps: stop after so many steps; default when all are served.
 
     Raises:
-        ValueError: a length below 1, or a request that can never fit.
+        ValueError: a length below 1, a request that can never fit, or
+            num_steps below 0.
         RuntimeError: nothing runs, and the next request is refused.
     """
+    if num_steps is not None:
+        require_at_least(0, num_steps=num_steps)
     arrivals = iter(_as_sequences(lengths))
     waiting: deque[Sequence] = deque(islice(arrivals, 1))
     running: list[Sequence] = []
