@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from llm_systems_cookbook.notebook_files import (
+    MAX_COLUMNS,
     Cell,
     Notebook,
     read_all,
+    require_ids,
     with_source,
     write_cells,
 )
@@ -19,7 +21,6 @@ from llm_systems_cookbook.records import write_atomic
 from llm_systems_cookbook.runner import CookbookError
 
 PACKAGE = "llm_systems_cookbook"
-MAX_COLUMNS = 79
 
 # --- sync: source cells from the package ----------------------------------
 
@@ -164,7 +165,8 @@ def sync(root: Path, check: bool = False) -> list[Change]:
         What differed, cell by cell.
 
     Raises:
-        CookbookError: a cell names an unknown source; nothing is written.
+        CookbookError: a cell names an unknown source, or one of a notebook
+            to fill has no id of its own; nothing is written.
     """
     changes, rewritten = [], []
     for notebook in read_all(root):
@@ -173,9 +175,15 @@ def sync(root: Path, check: bool = False) -> list[Change]:
             changes += found
             rewritten.append((notebook, cells))
     if not check:
-        for notebook, cells in rewritten:
-            write_cells(notebook, cells)
+        _write_all(rewritten)
     return changes
+
+
+def _write_all(rewritten: list[tuple[Notebook, list[dict[str, Any]]]]) -> None:
+    for notebook, _ in rewritten:
+        require_ids(notebook)
+    for notebook, cells in rewritten:
+        write_cells(notebook, cells)
 
 
 def _synced(
@@ -264,8 +272,9 @@ def badges(root: Path, check: bool = False) -> list[Change]:
         What was stale; a missing badge is stale.
 
     Raises:
-        CookbookError: a link to a notebook that does not exist, or a badges
-            cell that is not the first; nothing is written.
+        CookbookError: a link to a notebook that does not exist, a badges
+            cell that is not the first, or a cell of a notebook to rewrite
+            without an id of its own; nothing is written.
     """
     slug = repository_slug(root)
     changes, rewritten = [], []
@@ -276,8 +285,7 @@ def badges(root: Path, check: bool = False) -> list[Change]:
             rewritten.append((notebook, cells))
     readme = _readme_change(root, slug)
     if not check:
-        for notebook, cells in rewritten:
-            write_cells(notebook, cells)
+        _write_all(rewritten)
         if readme:
             write_atomic(root / "README.md", readme.new)
     return changes + ([readme] if readme else [])

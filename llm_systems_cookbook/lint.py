@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_systems_cookbook.notebook_files import (
+    MAX_COLUMNS,
     Cell,
     Notebook,
     read_all,
 )
-
-MAX_COLUMNS = 79
 
 SECTIONS = (
     "Problem",
@@ -28,7 +27,6 @@ SECTIONS = (
     "Next",
     "References",
 )
-MAX_COLUMNS = 79
 TITLE_WORDS = ("minutes", "Prerequisites", "Hardware", "Paper")
 GOALS = ("You will build", "You will learn")
 MIN_CODE_CELLS, MAX_CODE_CELLS = 15, 30
@@ -44,6 +42,9 @@ EDITABLE = re.compile(r"\bpip\b.*\binstall\b.*(?<![\w-])(-e|--editable)\b")
 LINK_LINE = re.compile(r"\]\(|\]:|https?://|<img")
 SHELL_MAGICS = ("sx", "system", "bash", "sh", "script", "cmd", "powershell")
 SHELL_CELL = re.compile(rf"%%(!|{'|'.join(SHELL_MAGICS)}\b)")
+SHELLS = ("bash", "sh", "zsh", "cmd", "powershell")
+# Of os, subprocess and IPython: each gives its text to a shell.
+SHELL_FUNCTIONS = ("system", "popen", "getoutput", "getstatusoutput")
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp)
 
 # The path that save returns is no reader's business.
@@ -263,6 +264,8 @@ def no_shell_lines(notebook: Notebook) -> Findings:
                 yield cell, f"runs a shell: !{arguments}"
             elif name in SHELL_MAGICS:
                 yield cell, f"runs a shell: %{name} {arguments}"
+        for call in _shell_calls(cell):
+            yield cell, f"runs a shell: {call}"
 
 
 def _magics(cell: Cell) -> Iterator[tuple[str, str]]:
@@ -270,18 +273,50 @@ def _magics(cell: Cell) -> Iterator[tuple[str, str]]:
     for node, _ in cell.nodes:
         match node:
             case ast.Call(
-                func=ast.Attribute(
-                    value=ast.Call(func=ast.Name(id="get_ipython")),
-                    attr=method,
-                ),
+                func=ast.Attribute(value=shell, attr=method),
                 args=[ast.Constant(value=first), *rest],
             ):
-                if method in ("system", "getoutput"):
+                if method in SHELL_FUNCTIONS and _is_get_ipython(shell):
                     yield "!", first
-                elif method == "run_line_magic":
+                elif method in ("run_line_magic", "run_cell_magic"):
                     second = rest[0] if rest else None
                     is_text = isinstance(second, ast.Constant)
                     yield first, str(second.value) if is_text else ""
+
+
+def _is_get_ipython(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _called(node) == "get_ipython"
+
+
+def _called(call: ast.Call) -> str:
+    """Return the last part of the name that is called, or nothing."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _shell_calls(cell: Cell) -> Iterator[str]:
+    """Yield the calls that start a shell from plain Python."""
+    for node, _ in cell.nodes:
+        if isinstance(node, ast.Call) and _starts_a_shell(node):
+            yield ast.unparse(node)
+
+
+def _starts_a_shell(call: ast.Call) -> bool:
+    match call:
+        case ast.Call(func=ast.Attribute(value=owner)) if _is_get_ipython(
+            owner
+        ):
+            return False  # a magic, seen to there
+        case ast.Call(args=[_, *_]) if _called(call) in SHELL_FUNCTIONS:
+            return True  # platform.system() has no argument
+        case ast.Call(args=[ast.List(elts=[ast.Constant(value=name), *_])]):
+            return name in SHELLS
+    return any(
+        word.arg == "shell" and ast.unparse(word.value) != "False"
+        for word in call.keywords
+    )
 
 
 @_rule

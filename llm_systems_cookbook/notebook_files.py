@@ -15,6 +15,8 @@ from llm_systems_cookbook.runner import (
     notebook_paths,
 )
 
+MAX_COLUMNS = 79  # of a line of code or prose in a cell
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -179,6 +181,25 @@ def read_all(root: Path) -> list[Notebook]:
         CookbookError: there is none, or a file is not a notebook.
     """
     return [read_notebook(path) for path in notebook_paths(root)]
+
+
+def require_ids(notebook: Notebook) -> None:
+    """Refuse cells without an id, or with that of another cell.
+
+    Writing would make up an id for them, different on every machine.
+
+    Raises:
+        CookbookError: naming the first such cell.
+    """
+    seen: set[str] = set()
+    for cell in notebook.cells:
+        if not cell.id or cell.id in seen:
+            problem = "used before" if cell.id else "no id"
+            raise CookbookError(
+                f"{notebook.stem}: {cell.label}: {problem}: give every cell "
+                "an id of its own first"
+            )
+        seen.add(cell.id)
 
 
 def write_cells(notebook: Notebook, cells: list[dict[str, Any]]) -> None:

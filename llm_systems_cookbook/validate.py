@@ -1,8 +1,56 @@
 """Argument checks shared by the package."""
 
+import operator
+from typing import SupportsIndex
 
-def require_at_least(minimum: int, **values: int) -> None:
-    """Raise ValueError naming the first value that is below `minimum`."""
-    for name, value in values.items():
-        if value < minimum:
-            raise ValueError(f"{name} must be >= {minimum}, got {value}")
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def require_at_least(minimum: int, **values: SupportsIndex) -> list[int]:
+    """Return the values as plain integers; refuse any below `minimum`.
+
+    numpy's integers count, of any width. A bool counts as 0 or 1, as
+    elsewhere in Python. A float is refused, also a whole one such as 2.0.
+
+    Raises:
+        TypeError: naming the first value that is not an integer.
+        ValueError: naming the first value that is below `minimum`.
+    """
+    return [_count(minimum, name, value) for name, value in values.items()]
+
+
+def _count(minimum: int, name: str, value: SupportsIndex) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if count < minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {count}")
+    return count
+
+
+def require_each(minimum: int, **values: ArrayLike) -> list[np.ndarray]:
+    """Return arrays of counts as int64; refuse any element below `minimum`.
+
+    Narrow integers would overflow where counts are summed or rounded up.
+
+    Raises:
+        TypeError: naming the first array whose elements are no integers.
+        ValueError: naming the first array with an element below `minimum`.
+    """
+    return [_counts(minimum, name, value) for name, value in values.items()]
+
+
+def _counts(minimum: int, name: str, value: ArrayLike) -> np.ndarray:
+    counts = np.asarray(value)
+    if counts.size == 0:
+        return counts.astype(np.int64)
+    if counts.dtype.kind not in "biu":
+        raise TypeError(f"{name} must be integers, got {counts.dtype}")
+    counts = counts.astype(np.int64)
+    if counts.min() < minimum:
+        raise ValueError(
+            f"{name} must all be >= {minimum}, got {counts.min()}"
+        )
+    return counts

@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -141,3 +142,40 @@ def test_every_block_starts_with_one_owner():
     assert [one_by_one.alloc() for _ in range(9)] == at_once.allocate(9)
     for allocator in (one_by_one, at_once):
         assert [allocator.refcount(b) for b in range(9)] == [1] * 9
+
+
+@pytest.mark.parametrize("n", [1.0, 2.5, float("nan")])
+def test_counts_that_are_no_integers_are_refused(n):
+    allocator = BlockAllocator(4)
+    before = state(allocator)
+    for call in (allocator.allocate, allocator.blocks_needed, BlockAllocator):
+        with pytest.raises(TypeError, match=f"must be an integer, got {n}"):
+            call(n)
+    assert state(allocator) == before
+
+
+@pytest.mark.parametrize("action", ["free", "incref", "refcount"])
+@pytest.mark.parametrize("block_id", [1.0, float("nan")])
+def test_ids_that_are_no_integers_are_refused(action, block_id):
+    allocator = BlockAllocator(4)
+    allocator.allocate(4)
+    before = state(allocator)
+    with pytest.raises((TypeError, ValueError)):
+        getattr(allocator, action)(block_id)
+    assert state(allocator) == before
+
+
+def test_narrow_integers_of_numpy_do_not_overflow():
+    allocator = BlockAllocator(np.uint8(255), np.uint8(16))
+    assert allocator.blocks_needed(np.uint8(200)) == 13
+    assert allocator.blocks_needed(np.int8(127)) == 8
+    assert len(allocator.allocate(np.uint8(255))) == 255
+    assert allocator.num_blocks * allocator.block_size == 4080
+
+
+@pytest.mark.parametrize("foreign", [-1, 4, 10**12])
+def test_assert_consistent_names_an_id_that_is_no_block(foreign):
+    allocator = BlockAllocator(4)
+    allocator._free.append(foreign)
+    with pytest.raises(AssertionError, match=rf"free list: \[{foreign}\]"):
+        allocator.assert_consistent()

@@ -424,6 +424,27 @@ def test_sync_with_one_unknown_source_writes_nothing(root):
     assert first.read_bytes() == before
 
 
+@pytest.mark.parametrize("write_again", [sync, badges])
+@pytest.mark.parametrize(
+    ("bad_id", "complaint"),
+    [(None, r"\(cell number \d+\): no id"), ("recap", "recap: used before")],
+)
+def test_a_cell_without_an_id_of_its_own_is_refused_and_nothing_is_written(
+    root, write_again, bad_id, complaint
+):
+    first = write(root, with_source_cell("stale"))
+    second = with_source_cell("stale")
+    del second["cells"][0]  # its badge is stale, too
+    find(second, "next")["id"] = bad_id
+    write_raw(root, second, "03_other")
+    other = first.with_name("03_other.ipynb")
+    before = first.read_bytes(), other.read_bytes()
+    with pytest.raises(CookbookError, match=f"03_other: {complaint}"):
+        write_again(root)
+    assert (first.read_bytes(), other.read_bytes()) == before
+    assert write_again(root, check=True)
+
+
 def test_sync_keeps_the_mode_of_the_file_and_leaves_no_other(root):
     path = write(root, with_source_cell("stale"))
     path.chmod(0o640)
@@ -692,6 +713,18 @@ VIOLATIONS = [
     (SHELL, put("build-1", "files = !ls")),
     (SHELL, put("build-1", "%system ls")),
     (SHELL, put("build-1", "%%bash\n")),
+    (SHELL, put("build-1", 'get_ipython().run_cell_magic("sh", "", "ls")')),
+    (SHELL, put("build-1", 'ip = f()\nip.run_cell_magic("bash", "", "ls")')),
+    (SHELL, put("build-1", 'ip = f()\nip.run_line_magic("sx", "ls")')),
+    (SHELL, put("build-1", 'get_ipython().system("ls")')),
+    (SHELL, put("build-1", 'ip = f()\nip.getoutput("ls")')),
+    (SHELL, put("build-1", 'import os\nos.system("ls")')),
+    (SHELL, put("build-1", 'from os import system\nsystem(f"ls {x}")')),
+    (SHELL, put("build-1", 'import os\nos.popen("ls").read()')),
+    (SHELL, put("build-1", 'subprocess.run("ls", shell=True)')),
+    (SHELL, put("build-1", 'subprocess.run("ls", shell=on_linux)')),
+    (SHELL, put("build-1", 'subprocess.getoutput("ls")')),
+    (SHELL, put("build-1", 'subprocess.run(["bash", "-c", "ls"])')),
     ("no_editable_install", put("build-1", IF_INSTALL)),
     ("no_editable_install", put("build-1", "# pip install --editable .")),
     ("no_editable_install", put("build-1", 'x = ["pip", "install", "-e"]')),
@@ -879,6 +912,14 @@ ALLOWED = {
         "build-1", "x = (\n    7\n    % 2\n)"
     ),
     "a comparison at the start of a line": put("build-1", "x = (7\n != 2)"),
+    "this Python, in a process of its own": put(
+        "build-1", 'subprocess.run([sys.executable, "-c", "1"], check=True)'
+    ),
+    "a process without a shell": put(
+        "build-1", "subprocess.run([sys.executable], shell=False)"
+    ),
+    "the name of the system": put("build-1", "platform.system()"),
+    "a cell magic that runs no shell": put("build-1", "%%time\nx = 1"),
     "a magic": put("build-1", "%matplotlib inline"),
     "a line of a text that looks like a shell": put(
         "build-1", 'x = """\n!\n"""'

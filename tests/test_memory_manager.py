@@ -1,5 +1,6 @@
 """Four memories, one protocol: room, refusals, and where the slots are."""
 
+import pickle
 import random
 
 import numpy as np
@@ -9,6 +10,7 @@ from llm_systems_cookbook.memory import (
     BlockAllocator,
     BuddyRegions,
     FirstFitRegions,
+    NoFreeRegion,
     PagedMemory,
     ReservedMemory,
     Usage,
@@ -252,3 +254,113 @@ def test_lengths_of_numpy_are_lengths(name):
     assert memory.admit("a", np.int64(3), np.int64(9))
     assert memory.grow("a", np.int64(6))
     assert memory.usage().token_states == 9
+
+
+@names
+def test_growth_by_no_token_changes_nothing(name):
+    memory = every_memory()[name]
+    memory.admit("a", 4, 9)
+    before = memory.usage()
+    assert memory.grow("a", 0)
+    assert memory.usage() == before
+
+
+def test_growth_by_no_token_works_in_a_full_pool():
+    memory = paged(num_blocks=1)
+    memory.admit("a", 4)
+    assert memory.grow("a", 0)
+    assert not memory.grow("a", 1)
+
+
+@names
+@pytest.mark.parametrize("n", [1.0, 2.5, float("nan")])
+def test_lengths_that_are_no_integers_are_refused(name, n):
+    memory = every_memory()[name]
+    memory.admit("a", 3, 9)
+    before = memory.usage()
+    for call in (
+        lambda: memory.admit("b", n, 9),
+        lambda: memory.admit("b", 1, n),
+        lambda: memory.grow("a", n),
+        lambda: memory.fits(n),
+    ):
+        with pytest.raises(TypeError, match=f"must be an integer, got {n}"):
+            call()
+    assert memory.usage() == before
+
+
+@pytest.mark.parametrize("policy", ["max", "pow2", "oracle"])
+@pytest.mark.parametrize("regions", [BuddyRegions, FirstFitRegions])
+def test_narrow_lengths_do_not_overflow_in_regions(policy, regions):
+    memory = ReservedMemory(1024, np.int16(400), policy, regions)
+    assert memory.admit("a", np.uint8(200), np.uint8(201))
+    assert memory.admit("b", np.uint8(200), np.int16(399))
+    assert memory.grow("b", np.uint8(199))
+    assert memory.usage().token_states == 200 + 399
+    assert sum(memory.usage()) == 1024
+
+
+def test_narrow_lengths_do_not_overflow_in_pages():
+    memory = paged(num_blocks=256, block_size=4)
+    assert memory.admit("a", np.uint8(200), np.int16(600))
+    assert memory.grow("a", np.uint8(200))
+    assert memory.grow("a", np.uint8(1))
+    assert memory.usage() == Usage(401, 3, 0, 620)
+
+
+@pytest.mark.parametrize("regions", [BuddyRegions, FirstFitRegions])
+def test_regions_take_narrow_integers_and_refuse_floats(regions):
+    pool = regions(np.int16(1024))
+    first, second = (pool.allocate(np.uint8(200)) for _ in range(2))
+    for call in (pool.allocate, pool.free, pool.ever_fits, regions):
+        with pytest.raises(TypeError, match=r"must be an integer, got 0\.0"):
+            call(0.0)
+    pool.assert_consistent()
+    pool.free(np.int16(second))
+    pool.free(np.uint8(first))
+    pool.assert_consistent()
+    assert (pool.free_slots, pool.largest_hole) == (1024, 1024)
+
+
+def first_fit_with(holes, used):
+    pool = FirstFitRegions(16)
+    pool._holes, pool._used = holes, used
+    return pool
+
+
+def buddies_with(free, used):
+    pool = BuddyRegions(16)
+    pool._free, pool._used = free, used
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("pool", "complaint"),
+    [
+        (first_fit_with([(4, 12)], {}), "slot 0: next region is 12 slots"),
+        (first_fit_with([(4, 8)], {0: 4}), "regions end at 12, not 16"),
+        (first_fit_with([(0, 16)], {4: 4}), "slot 16: next region is 4"),
+        (first_fit_with([(0, 0), (0, 16)], {}), "next region is 0 slots"),
+        (first_fit_with([(0, 4), (4, 12)], {}), "not merged"),
+        (buddies_with({8: {0}}, {}), "regions end at 8, not 16"),
+        (buddies_with({8: {8}}, {}), "slot 0: next region is 8 slots at 8"),
+        (buddies_with({8: {8}}, {0: 4}), "slot 4: next region is 8"),
+        (buddies_with({16: {0}}, {8: 8}), "slot 16: next region is 8"),
+        (buddies_with({8: {0, 8}}, {}), "free buddies of 8 slots"),
+    ],
+)
+def test_assert_consistent_names_corrupted_regions(pool, complaint):
+    with pytest.raises(AssertionError, match=complaint):
+        pool.assert_consistent()
+
+
+@pytest.mark.parametrize("regions", [BuddyRegions, FirstFitRegions])
+def test_no_free_region_says_what_was_needed_and_survives_pickling(regions):
+    pool = regions(16)
+    pool.allocate(8)
+    with pytest.raises(NoFreeRegion) as error:
+        pool.allocate(16)
+    told = pickle.loads(pickle.dumps(error.value))
+    assert (told.needed, told.free, told.largest) == (16, 8, 8)
+    assert str(told) == str(error.value)
+    assert str(told) == "needed a region of 16 slots; 8 free, largest hole 8"

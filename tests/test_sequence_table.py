@@ -1,5 +1,6 @@
 """Block tables: growth, truncation, forks, and what a refusal leaves."""
 
+import numpy as np
 import pytest
 
 from llm_systems_cookbook.memory import (
@@ -253,3 +254,138 @@ def test_fork_of_a_table_with_a_freed_block_changes_nothing(lost):
     with pytest.raises(ValueError, match="is free"):
         fork_sequence(parent, allocator)
     assert snapshot(allocator, parent) == before
+
+
+# A table that lists a block which somebody else gave back, or lists one twice.
+
+
+def stolen_block(lost, length=6):
+    allocator = BlockAllocator(4, block_size=2)
+    table = SequenceTable(2)
+    table.extend(allocator, length)
+    allocator.free(table.block_ids[lost])
+    return allocator, table
+
+
+def doubled_block():
+    allocator = BlockAllocator(4, block_size=2)
+    table = SequenceTable(2)
+    table.extend(allocator, 6)
+    table.block_ids[0] = table.block_ids[2]
+    return allocator, table
+
+
+def foreign_block():
+    allocator = BlockAllocator(4, block_size=2)
+    table = SequenceTable(2)
+    table.extend(allocator, 6)
+    table.block_ids[0] = 99
+    return allocator, table
+
+
+@pytest.mark.parametrize(
+    ("damaged", "complaint"),
+    [
+        (lambda: stolen_block(0), "block 0 has 0 owners, needs 1"),
+        (lambda: stolen_block(1), "block 1 has 0 owners, needs 1"),
+        (lambda: stolen_block(2), "block 2 has 0 owners, needs 1"),
+        (doubled_block, "block 2 has 1 owners, needs 2"),
+        (foreign_block, "block 99 is outside"),
+    ],
+)
+def test_giving_back_blocks_without_an_owner_changes_nothing(
+    damaged, complaint
+):
+    allocator, table = damaged()
+    before = snapshot(allocator, table)
+    with pytest.raises(ValueError, match=complaint):
+        table.free(allocator)
+    assert snapshot(allocator, table) == before
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_truncate_over_a_lost_block_changes_nothing(lost):
+    allocator, table = stolen_block(lost)
+    before = snapshot(allocator, table)
+    with pytest.raises(ValueError, match=f"block {lost} has 0 owners"):
+        table.truncate(allocator, 1)
+    assert snapshot(allocator, table) == before
+
+
+def test_truncate_looks_only_at_the_blocks_it_gives_back():
+    allocator, table = stolen_block(0)
+    table.truncate(allocator, 2)
+    assert (table.block_ids, table.length) == ([0], 2)
+    assert allocator.used_blocks == 0
+
+
+@pytest.mark.parametrize("grow", ["append", "extend"])
+@pytest.mark.parametrize("free_blocks", [True, False])
+def test_growth_into_a_tail_without_an_owner_changes_nothing(
+    grow, free_blocks
+):
+    allocator, table = stolen_block(2, length=5)
+    if not free_blocks:
+        allocator.allocate(allocator.free_blocks - 1)
+    before = snapshot(allocator, table)
+    arguments = () if grow == "append" else (1,)
+    with pytest.raises(ValueError, match="block 2 has 0 owners"):
+        getattr(table, grow)(allocator, *arguments)
+    assert snapshot(allocator, table) == before
+
+
+@pytest.mark.parametrize("length", [3, 9])
+def test_fork_of_a_table_of_the_wrong_size_raises_no_count(length):
+    allocator = BlockAllocator(4, block_size=2)
+    parent = SequenceTable(2)
+    parent.extend(allocator, 6)
+    parent.length = length
+    before = snapshot(allocator, parent)
+    with pytest.raises(ValueError, match="tokens need"):
+        fork_sequence(parent, allocator)
+    assert snapshot(allocator, parent) == before
+
+
+@pytest.mark.parametrize("n", [1.0, 1.5, float("nan")])
+def test_counts_that_are_no_integers_are_refused(n):
+    allocator = BlockAllocator(4, block_size=2)
+    table = SequenceTable(2)
+    table.extend(allocator, 5)
+    before = snapshot(allocator, table)
+    for call in (
+        lambda: table.extend(allocator, n),
+        lambda: table.truncate(allocator, n),
+        lambda: SequenceTable(n),
+        lambda: SequenceTable(2, [0], n),
+        lambda: SequenceTable(2, [n], 2),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+    with pytest.raises((TypeError, IndexError)):
+        table.translate(n)
+    assert snapshot(allocator, table) == before
+
+
+def test_narrow_integers_of_numpy_do_not_overflow():
+    allocator = BlockAllocator(300, block_size=2)
+    table = SequenceTable(np.uint8(2), np.array([], dtype=np.uint8))
+    for n in (255, 255):
+        table.extend(allocator, np.uint8(n))
+    assert (table.length, len(table.block_ids)) == (510, 255)
+    table.truncate(allocator, np.uint8(201))
+    assert (table.length, len(table.block_ids)) == (201, 101)
+    for _ in range(3):
+        table.append(allocator)
+    assert table.length == 204
+    wide = SequenceTable(16, np.array([200, 7], dtype=np.uint8), np.uint8(32))
+    assert wide.slot(np.uint8(3)) == 200 * 16 + 3
+    assert SequenceTable(300, [1], 200).slot(np.uint8(199)) == 499
+
+
+def test_a_block_freed_by_a_narrow_id_gives_wide_slots():
+    allocator = BlockAllocator(200, block_size=16)
+    for block_id in np.array(allocator.allocate(200), dtype=np.uint8):
+        allocator.free(block_id)
+    table = SequenceTable(16)
+    table.extend(allocator, 200 * 16)
+    assert table.slot(200 * 16 - 1) == 200 * 16 - 1

@@ -45,7 +45,7 @@ def test_the_denominator_is_what_is_reserved():
     [([], []), ([4], [5]), ([4], [-1]), ([4, 4], [4]), ([0], [0])],
 )
 def test_snapshots_that_cannot_be_are_refused(reserved, lengths):
-    with pytest.raises(ValueError, match=r"shapes|lengths must be"):
+    with pytest.raises(ValueError, match=r"shapes|lengths must"):
         snapshot_waste(reserved, lengths)
 
 
@@ -143,8 +143,11 @@ def test_a_request_that_never_fits_is_named():
 
 
 def test_a_refused_request_with_nothing_running_is_an_error_not_a_hang():
-    memory = paged(2)
-    memory.admit("someone else's", 8)
+    class Unwilling(PagedMemory):
+        def admit(self, request_id, num_tokens, final_tokens=None):
+            return False
+
+    memory = Unwilling(BlockAllocator(2, 4))
     with pytest.raises(RuntimeError, match=r"nothing runs, and .* refused"):
         time_weighted(memory, [(4, 1)])
 
@@ -195,3 +198,73 @@ def test_lengths_are_the_seeded_lognormal_ones():
 def test_a_negative_number_of_steps_is_refused():
     with pytest.raises(ValueError, match="num_steps must be >= 0, got -1"):
         time_weighted(paged(2), itertools.repeat((3, 5)), num_steps=-1)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: ReservedMemory(64, 16), lambda: paged(16)]
+)
+def test_a_memory_in_use_is_refused_and_left_alone(make):
+    memory = make()
+    memory.admit("someone else's", 8)
+    before = memory.usage()
+    with pytest.raises(ValueError, match="the memory is in use: Usage"):
+        time_weighted(memory, [(4, 1)])
+    assert memory.usage() == before
+
+
+def test_an_average_over_no_steps_is_refused():
+    seen = time_weighted(paged(2), [])
+    with pytest.raises(ValueError, match="steps must be >= 1, got 0"):
+        seen.percent()
+    with pytest.raises(ValueError, match="steps must be >= 1, got 0"):
+        _ = seen.mean_batch
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [5, 0], [-3]])
+def test_a_bound_needs_sequences_that_hold_a_token(lengths):
+    with pytest.raises(ValueError, match="must"):
+        waste_bound(lengths, 16)
+
+
+@pytest.mark.parametrize("mean", [0, 0.5, -3, float("nan")])
+def test_an_expectation_needs_a_mean_of_a_token(mean):
+    with pytest.raises(ValueError, match="mean_length must be >= 1, got"):
+        expected_waste(mean, 16)
+
+
+def test_lengths_that_are_no_integers_are_refused():
+    for call in (
+        lambda: whole_blocks([1.5], 16),
+        lambda: whole_blocks([1], 16.0),
+        lambda: waste_bound([1.5], 16),
+        lambda: waste_bound([1], 16.0),
+        lambda: expected_waste(1.5, 16.0),
+        lambda: snapshot_waste([4], [1.5]),
+        lambda: snapshot_waste([float("nan")], [1]),
+        lambda: time_weighted(paged(2), [(1.5, 2)]),
+        lambda: time_weighted(paged(2), [(1, 2)], num_steps=1.5),
+    ):
+        with pytest.raises(TypeError, match="must be"):
+            call()
+
+
+def test_negative_lengths_have_no_blocks():
+    with pytest.raises(ValueError, match="lengths must all be >= 0, got -5"):
+        whole_blocks([3, -5], 16)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint32])
+def test_narrow_lengths_do_not_overflow(kind):
+    lengths = np.array([1, 100, 127], dtype=kind)
+    wide = lengths.astype(np.int64)
+    assert whole_blocks(lengths, 16).tolist() == [16, 112, 128]
+    assert whole_blocks(lengths, kind(100)).tolist() == [100, 100, 200]
+    assert waste_bound(lengths, kind(16)) == waste_bound(wide, 16)
+    assert snapshot_waste(whole_blocks(wide, 16), lengths) == 1 - 228 / 256
+    pairs = list(zip(lengths, lengths, strict=True))
+    assert (
+        time_weighted(paged(200), pairs).slot_steps
+        == time_weighted(
+            paged(200), zip(wide.tolist(), wide.tolist(), strict=True)
+        ).slot_steps
+    )

@@ -38,15 +38,16 @@ class BlockAllocator:
         block_size: tokens per block, at least 1.
 
     Raises:
+        TypeError: num_blocks or block_size is not an integer.
         ValueError: num_blocks or block_size below 1.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16) -> None:
-        require_at_least(1, num_blocks=num_blocks, block_size=block_size)
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self._free = deque(range(num_blocks))
-        self._refcounts = [0] * num_blocks
+        self.num_blocks, self.block_size = require_at_least(
+            1, num_blocks=num_blocks, block_size=block_size
+        )
+        self._free = deque(range(self.num_blocks))
+        self._refcounts = [0] * self.num_blocks
 
     @property
     def free_blocks(self) -> int:
@@ -62,9 +63,10 @@ class BlockAllocator:
         """Return how many blocks hold `num_tokens` tokens (rounded up).
 
         Raises:
+            TypeError: num_tokens is not an integer.
             ValueError: num_tokens below 0.
         """
-        require_at_least(0, num_tokens=num_tokens)
+        (num_tokens,) = require_at_least(0, num_tokens=num_tokens)
         return -(-num_tokens // self.block_size)
 
     def alloc(self) -> int:
@@ -84,9 +86,10 @@ class BlockAllocator:
 
         Raises:
             OutOfBlocks: fewer than n blocks are free.
+            TypeError: n is not an integer.
             ValueError: n below 0.
         """
-        require_at_least(0, n=n)
+        (n,) = require_at_least(0, n=n)
         if n > len(self._free):
             raise OutOfBlocks(needed=n, free=len(self._free))
         block_ids = [self._free.popleft() for _ in range(n)]
@@ -141,9 +144,13 @@ class BlockAllocator:
         """Check that every block is free once or referenced, never both.
 
         Raises:
-            AssertionError: naming the first block that is not.
+            AssertionError: naming the first block that is not, or the ids
+                in the free list that are no block's.
         """
         in_free_list = Counter(self._free)
+        foreign = [b for b in in_free_list if not 0 <= b < self.num_blocks]
+        if foreign:
+            raise AssertionError(f"no blocks, yet in the free list: {foreign}")
         for block_id, owners in enumerate(self._refcounts):
             expected = 1 if owners == 0 else 0
             if owners < 0 or in_free_list[block_id] != expected:

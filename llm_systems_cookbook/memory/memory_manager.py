@@ -109,7 +109,9 @@ class ReservedMemory:
         policy: Literal["max", "pow2", "oracle"] = "max",
         regions: type[Regions] = BuddyRegions,
     ) -> None:
-        require_at_least(1, num_slots=num_slots, max_tokens=max_tokens)
+        num_slots, max_tokens = require_at_least(
+            1, num_slots=num_slots, max_tokens=max_tokens
+        )
         if policy not in ("max", "pow2", "oracle"):
             raise ValueError(
                 f"policy must be max, pow2 or oracle, got {policy!r}"
@@ -130,7 +132,7 @@ class ReservedMemory:
         How much `pow2` rounds up depends on the prompt: the least favourable
         one, a single token, decides.
         """
-        require_at_least(1, num_tokens=num_tokens)
+        (num_tokens,) = require_at_least(1, num_tokens=num_tokens)
         if num_tokens > self.max_tokens:
             return False
         return self.regions.ever_fits(self._size(1, num_tokens))
@@ -152,7 +154,9 @@ class ReservedMemory:
             ValueError: the id is in use, lengths out of order or above
                 max_tokens, or a final length missing.
         """
-        _check_new(self._reservations, request_id, num_tokens, final_tokens)
+        num_tokens, final_tokens = _check_new(
+            self._reservations, request_id, num_tokens, final_tokens
+        )
         size = self._size(num_tokens, final_tokens)
         try:
             start = self.regions.allocate(size)
@@ -185,7 +189,7 @@ class ReservedMemory:
             KeyError: unknown request.
             ValueError: num_tokens below 0, or past the end of the region.
         """
-        require_at_least(0, num_tokens=num_tokens)
+        (num_tokens,) = require_at_least(0, num_tokens=num_tokens)
         reservation = _get(self._reservations, request_id)
         held = reservation.held + num_tokens
         if held > reservation.size:
@@ -263,7 +267,9 @@ class PagedMemory:
         Raises:
             ValueError: the id is in use, or lengths out of order.
         """
-        _check_new(self._tables, request_id, num_tokens, final_tokens)
+        num_tokens, final_tokens = _check_new(
+            self._tables, request_id, num_tokens, final_tokens
+        )
         table = SequenceTable(self.allocator.block_size)
         try:
             table.extend(self.allocator, num_tokens)
@@ -282,7 +288,8 @@ class PagedMemory:
         """
         table = self.table(request_id)
         try:
-            if num_tokens == 1:  # every decode step: take the short way
+            # Every decode step: take the short way.
+            if isinstance(num_tokens, int) and num_tokens == 1:
                 copies = table.append(self.allocator)
             else:
                 copies = table.extend(self.allocator, num_tokens)
@@ -329,13 +336,16 @@ def _check_new(
     request_id: Hashable,
     num_tokens: int,
     final_tokens: int | None,
-) -> None:
-    """Refuse an id in use and lengths out of order."""
+) -> tuple[int, int | None]:
+    """Return the lengths as integers; refuse an id in use, a wrong order."""
     if request_id in known:
         raise ValueError(f"request {request_id!r} is already in memory")
-    require_at_least(1, num_tokens=num_tokens)
+    (num_tokens,) = require_at_least(1, num_tokens=num_tokens)
     if final_tokens is not None:
-        require_at_least(num_tokens, final_tokens=final_tokens)
+        (final_tokens,) = require_at_least(
+            num_tokens, final_tokens=final_tokens
+        )
+    return num_tokens, final_tokens
 
 
 def _get(known: Mapping[Hashable, T], request_id: Hashable) -> T:

@@ -33,10 +33,11 @@ def round_up_to_power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least `n`.
 
     Raises:
+        TypeError: n is not an integer.
         ValueError: n below 1.
     """
-    require_at_least(1, n=n)
-    return 1 << (int(n) - 1).bit_length()  # numpy's integers lack it
+    (n,) = require_at_least(1, n=n)
+    return 1 << (n - 1).bit_length()
 
 
 class BuddyRegions:
@@ -57,7 +58,7 @@ class BuddyRegions:
     """
 
     def __init__(self, num_slots: int) -> None:
-        require_at_least(1, num_slots=num_slots)
+        (num_slots,) = require_at_least(1, num_slots=num_slots)
         self.num_slots = num_slots
         self._free: dict[int, set[int]] = {}
         self._used: dict[int, int] = {}
@@ -114,10 +115,12 @@ class BuddyRegions:
         """Give a region back and merge it with its buddy while that is free.
 
         Raises:
+            TypeError: start is not an integer.
             ValueError: no region in use starts there.
         """
         if start not in self._used:
             raise ValueError(f"no region in use starts at slot {start}")
+        (start,) = require_at_least(0, start=start)
         size = self._used.pop(start)
         while start ^ size in self._free[size]:
             self._free[size].remove(start ^ size)
@@ -152,7 +155,7 @@ class FirstFitRegions:
     """
 
     def __init__(self, num_slots: int) -> None:
-        require_at_least(1, num_slots=num_slots)
+        (num_slots,) = require_at_least(1, num_slots=num_slots)
         self.num_slots = num_slots
         self._holes: list[tuple[int, int]] = [(0, num_slots)]
         self._used: dict[int, int] = {}
@@ -169,7 +172,7 @@ class FirstFitRegions:
 
     def region_size(self, size: int) -> int:
         """Return the slots that a region for `size` tokens takes."""
-        require_at_least(1, size=size)
+        (size,) = require_at_least(1, size=size)
         return size
 
     def ever_fits(self, size: int) -> bool:
@@ -183,7 +186,7 @@ class FirstFitRegions:
             NoFreeRegion: no hole is large enough.
             ValueError: size below 1.
         """
-        require_at_least(1, size=size)
+        (size,) = require_at_least(1, size=size)
         for i, (start, hole) in enumerate(self._holes):
             if hole >= size:
                 rest = [(start + size, hole - size)] if hole > size else []
@@ -196,10 +199,12 @@ class FirstFitRegions:
         """Give a region back and merge it with the holes on either side.
 
         Raises:
+            TypeError: start is not an integer.
             ValueError: no region in use starts there.
         """
         if start not in self._used:
             raise ValueError(f"no region in use starts at slot {start}")
+        (start,) = require_at_least(0, start=start)
         size = self._used.pop(start)
         i = bisect.bisect(self._holes, (start, 0))
         if i < len(self._holes) and self._holes[i][0] == start + size:

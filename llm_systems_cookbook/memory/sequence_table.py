@@ -1,5 +1,7 @@
 """The block table of one sequence, and the fork that shares it."""
 
+import operator
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -18,6 +20,20 @@ class BlockCopy(NamedTuple):
     destination: int
 
 
+def _owners(allocator: BlockAllocator, block_id: int, listed: int = 1) -> int:
+    """Return a block's owners; refuse fewer than the times it is listed.
+
+    Raises:
+        ValueError: fewer: somebody else gave the block back.
+    """
+    owners = allocator.refcount(block_id)
+    if owners < listed:
+        raise ValueError(
+            f"block {block_id} has {owners} owners, needs {listed}"
+        )
+    return owners
+
+
 class SequenceTable:
     """Map a sequence's token positions to blocks.
 
@@ -34,6 +50,7 @@ class SequenceTable:
         length: tokens in the sequence.
 
     Raises:
+        TypeError: block_size, length or a block id is not an integer.
         ValueError: block_size below 1, length below 0, or a number of blocks
             other than the length needs.
     """
@@ -41,15 +58,13 @@ class SequenceTable:
     def __init__(
         self, block_size: int, block_ids: Iterable[int] = (), length: int = 0
     ) -> None:
-        require_at_least(1, block_size=block_size)
-        require_at_least(0, length=length)
-        self.block_size = block_size
-        self.block_ids = list(block_ids)
-        self.length = length
-        if self._blocks_for(length) != len(self.block_ids):
+        (self.block_size,) = require_at_least(1, block_size=block_size)
+        (self.length,) = require_at_least(0, length=length)
+        self.block_ids = [operator.index(b) for b in block_ids]
+        if self._blocks_for(self.length) != len(self.block_ids):
             raise ValueError(
-                f"{length} tokens need {self._blocks_for(length)} blocks of "
-                f"{block_size}, got {len(self.block_ids)}"
+                f"{length} tokens need {self._blocks_for(self.length)} blocks"
+                f" of {block_size}, got {len(self.block_ids)}"
             )
 
     def _blocks_for(self, length: int) -> int:
@@ -70,7 +85,7 @@ class SequenceTable:
             raise IndexError(
                 f"position {position} is outside [0, {self.length})"
             )
-        block, offset = divmod(position, self.block_size)
+        block, offset = divmod(operator.index(position), self.block_size)
         return self.block_ids[block], offset
 
     def slot(self, position: int) -> int:
@@ -80,7 +95,7 @@ class SequenceTable:
             IndexError: position outside [0, length).
         """
         block_id, offset = self.translate(position)
-        return block_id * self.block_size + offset
+        return operator.index(block_id) * self.block_size + offset
 
     def append(self, allocator: BlockAllocator) -> BlockCopy | None:
         """Make room for one token; return the copy to make, if any.
@@ -90,6 +105,7 @@ class SequenceTable:
 
         Raises:
             OutOfBlocks: no block is free; nothing has changed.
+            ValueError: the tail has no owner; nothing has changed.
         """
         copy = None
         if self.length == self.capacity:
@@ -107,9 +123,11 @@ class SequenceTable:
 
         Raises:
             OutOfBlocks: too few free blocks; nothing has changed.
-            ValueError: n below 0.
+            TypeError: n is not an integer.
+            ValueError: n below 0, or the tail has no owner; nothing has
+                changed.
         """
-        require_at_least(0, n=n)
+        (n,) = require_at_least(0, n=n)
         if n == 0:
             return []
         copies = []
@@ -125,15 +143,13 @@ class SequenceTable:
 
     def _tail_is_shared(self, allocator: BlockAllocator) -> bool:
         partly_filled = self.length < self.capacity
-        return partly_filled and allocator.refcount(self.block_ids[-1]) > 1
+        return partly_filled and _owners(allocator, self.block_ids[-1]) > 1
 
-    def _replace_tail(
-        self, allocator: BlockAllocator, fresh: int
-    ) -> BlockCopy:
+    def _replace_tail(self, allocator: BlockAllocator, new: int) -> BlockCopy:
         shared = self.block_ids[-1]
-        self.block_ids[-1] = fresh
+        self.block_ids[-1] = new
         allocator.free(shared)
-        return BlockCopy(source=shared, destination=fresh)
+        return BlockCopy(source=shared, destination=new)
 
     def truncate(self, allocator: BlockAllocator, length: int) -> None:
         """Forget the tokens from `length` on; give back whole blocks.
@@ -142,17 +158,27 @@ class SequenceTable:
         kept, also when it is shared: the next append copies it.
 
         Raises:
-            ValueError: length outside [0, self.length].
+            TypeError: length is not an integer.
+            ValueError: length outside [0, self.length], or a block to give
+                back has no owner left to give up; nothing has changed.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"length {length} is outside [0, {self.length}]")
+        (length,) = require_at_least(0, length=length)
+        given_back = Counter(self.block_ids[self._blocks_for(length) :])
+        for block_id, listed in given_back.items():
+            _owners(allocator, block_id, listed)
         while len(self.block_ids) > self._blocks_for(length):
             allocator.free(self.block_ids[-1])
             self.block_ids.pop()
         self.length = length
 
     def free(self, allocator: BlockAllocator) -> None:
-        """Give back every block; the table is empty afterwards."""
+        """Give back every block; the table is empty afterwards.
+
+        Raises:
+            ValueError: a block has no owner left; nothing has changed.
+        """
         self.truncate(allocator, 0)
 
 
@@ -168,15 +194,17 @@ def fork_sequence(
     Source: section 4.4 of Kwon et al., SOSP 2023, and Fig. 8.
 
     Raises:
-        ValueError: a block of the parent is free; nothing has changed.
+        ValueError: a block of the parent is free, or the parent has not the
+            blocks that its length needs; nothing has changed.
     """
+    child = SequenceTable(parent.block_size, parent.block_ids, parent.length)
     shared: list[int] = []
     try:
-        for block_id in parent.block_ids:
+        for block_id in child.block_ids:
             allocator.incref(block_id)
             shared.append(block_id)
     except ValueError:
         for block_id in shared:
             allocator.free(block_id)
         raise
-    return SequenceTable(parent.block_size, shared, parent.length)
+    return child

@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from llm_systems_cookbook.memory.memory_manager import MemoryManager, Usage
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import (
+    require_at_least,
+    require_each,
+)
 from llm_systems_cookbook.workload import lognormal_lengths
 
 
@@ -39,21 +42,29 @@ def snapshot_waste(reserved_slots: ArrayLike, lengths: ArrayLike) -> float:
         ValueError: no sequences, other shapes, or a sequence that holds
             more tokens than it has reserved.
     """
-    reserved, held = np.asarray(reserved_slots), np.asarray(lengths)
+    reserved, held = require_each(
+        0, reserved_slots=reserved_slots, lengths=lengths
+    )
     if reserved.shape != held.shape or held.ndim != 1 or held.size == 0:
         raise ValueError(
             f"shapes {reserved.shape} and {held.shape}: need two equal [n], "
             f"n >= 1"
         )
-    if (held < 0).any() or (held > reserved).any() or reserved.sum() == 0:
+    if (held > reserved).any() or reserved.sum() == 0:
         raise ValueError("lengths must be in [0, reserved_slots]")
     return float(1 - held.sum() / reserved.sum())
 
 
 def whole_blocks(lengths: ArrayLike, block_size: int) -> np.ndarray:
-    """Return the slots of the blocks that hold each length, [n]."""
-    require_at_least(1, block_size=block_size)
-    return -(-np.asarray(lengths) // block_size) * block_size
+    """Return the slots of the blocks that hold each length, int64 [n].
+
+    Raises:
+        TypeError: a length or block_size is not an integer.
+        ValueError: a length below 0, or block_size below 1.
+    """
+    (lengths,) = require_each(0, lengths=lengths)
+    (block_size,) = require_at_least(1, block_size=block_size)
+    return -(-lengths // block_size) * block_size
 
 
 def simulate_workload(
@@ -91,8 +102,11 @@ def waste_bound(lengths: ArrayLike, block_size: int) -> float:
     every length is one more than a multiple of the block size.
 
     Raises:
-        ValueError: block_size below 1.
+        TypeError: a length or block_size is not an integer.
+        ValueError: no lengths, or a length or block_size below 1.
     """
+    (lengths,) = require_each(1, lengths=lengths)
+    require_at_least(1, sequences=lengths.size, block_size=block_size)
     return (block_size - 1) / float(whole_blocks(lengths, block_size).mean())
 
 
@@ -102,9 +116,12 @@ def expected_waste(mean_length: float, block_size: int) -> float:
     A tail block then has (block_size - 1) / 2 empty slots on average.
 
     Raises:
-        ValueError: block_size below 1.
+        TypeError: block_size is not an integer.
+        ValueError: mean_length or block_size below 1.
     """
-    require_at_least(1, block_size=block_size)
+    (block_size,) = require_at_least(1, block_size=block_size)
+    if not mean_length >= 1:  # so that NaN is refused, too
+        raise ValueError(f"mean_length must be >= 1, got {mean_length}")
     empty = (block_size - 1) / 2
     return empty / (mean_length + empty)
 
@@ -141,11 +158,21 @@ class Occupancy:
 
     @property
     def mean_batch(self) -> float:
-        """Requests running at once, averaged over the steps."""
+        """Requests running at once, averaged over the steps.
+
+        Raises:
+            ValueError: no step was counted.
+        """
+        require_at_least(1, steps=self.steps)
         return self.batch_steps / self.steps
 
     def percent(self) -> dict[str, float]:
-        """Return the average split, in per cent of the whole pool."""
+        """Return the average split, in per cent of the whole pool.
+
+        Raises:
+            ValueError: no step was counted.
+        """
+        require_at_least(1, steps=self.steps)
         whole = self.capacity * self.steps
         split = self.slot_steps._asdict().items()
         return {name: 100 * slots / whole for name, slots in split}
@@ -164,9 +191,9 @@ def _as_sequences(
     lengths: Iterable[tuple[int, int]],
 ) -> Iterable[Sequence]:
     for i, (prompt, output) in enumerate(lengths):
-        require_at_least(1, prompt=prompt, output=output)
+        prompt, output = require_at_least(1, prompt=prompt, output=output)
         # The last sampled token is never written.
-        yield Sequence(i, int(prompt), int(prompt) + int(output) - 1)
+        yield Sequence(i, prompt, prompt + output - 1)
 
 
 def time_weighted(
@@ -186,12 +213,15 @@ def time_weighted(
         num_steps: stop after so many steps; default when all are served.
 
     Raises:
-        ValueError: a length below 1, a request that can never fit, or
-            num_steps below 0.
+        TypeError: a length or num_steps is not an integer.
+        ValueError: the memory is in use, a length is below 1, a request can
+            never fit, or num_steps is below 0.
         RuntimeError: nothing runs, and the next request is refused.
     """
     if num_steps is not None:
         require_at_least(0, num_steps=num_steps)
+    if memory.usage().external < memory.capacity:
+        raise ValueError(f"the memory is in use: {memory.usage()}")
     arrivals = iter(_as_sequences(lengths))
     waiting: deque[Sequence] = deque(islice(arrivals, 1))
     running: list[Sequence] = []
