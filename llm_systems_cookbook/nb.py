@@ -40,6 +40,10 @@ from llm_systems_cookbook.records import (
     results_folder,
     write_atomic,
 )
+from llm_systems_cookbook.triton_mode import (
+    attention_runs_on,
+    turn_interpreter_on,
+)
 
 _TEXT_LIMIT = 120
 _MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "todo": "○"}
@@ -54,8 +58,10 @@ class ChecksFailed(RuntimeError):
         return [f"{type(self).__name__}: {self}"]
 
 
-def bootstrap(name: str) -> "Notebook":
+def bootstrap(name: str, interpret: bool = False) -> "Notebook":
     """Start a notebook's session and write an *incomplete* record.
+
+    It says where `paged_attention` runs here; see `triton_mode`.
 
     A run that stops before `Notebook.save` leaves that record behind. Calling
     it again starts anew.
@@ -68,14 +74,20 @@ def bootstrap(name: str) -> "Notebook":
         name: the notebook's file name without its ending. It names the
             record's file: lower-case letters, digits, `_` and `-`, at most
             100 characters.
+        interpret: turn Triton's interpreter on where there is no GPU.
 
     Raises:
         ValueError: name is not such a plain slug.
+        RestartKernel: the interpreter is wanted, and Triton was imported
+            without it.
     """
     notebook = Notebook(name, results_folder(find_checkout() or Path.cwd()))
     notebook._write("incomplete")
     _say(f"{name} · llm-systems-cookbook {__version__}")
     _say(f"Results go to {_shown_path(notebook.path)}")
+    _say(f"Attention runs on: {attention_runs_on()}")
+    if interpret:
+        _say(f"Triton: {turn_interpreter_on()}")
     return notebook
 
 

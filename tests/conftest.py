@@ -4,6 +4,7 @@ import os
 
 import matplotlib
 import pytest
+import torch
 from hypothesis import settings
 
 # Set here rather than as MPLBACKEND, which the notebooks' kernels would
@@ -15,6 +16,10 @@ if os.environ.get("COOKBOOK_TRACES"):
     os.environ["COOKBOOK_TRACES"] = os.path.abspath(
         os.environ["COOKBOOK_TRACES"]
     )
+
+# Triton reads it when it is first imported. With a GPU the kernels run there.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # The same examples on every run, and none fails for being slow.
 settings.register_profile("cookbook", derandomize=True, deadline=None)

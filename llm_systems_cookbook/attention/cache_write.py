@@ -1,0 +1,149 @@
+"""Write a step's keys and values into their slots."""
+
+import torch
+from torch import Tensor
+
+from llm_systems_cookbook.attention.dispatch import choose_backend
+from llm_systems_cookbook.attention.inputs import (
+    FLOATS,
+    FP8,
+    INDEX,
+    cache_scale,
+    check_caches,
+    dtype_names,
+    require_device,
+    require_shape,
+)
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | float | None = None,
+    v_scale: Tensor | float | None = None,
+    validate: bool = True,
+    backend: str = "auto",
+) -> None:
+    """Write the key and value of token i into slot `slot_mapping[i]`.
+
+    Slot s is offset `s % block_size` of block `s // block_size`. Slot -1
+    writes nothing: it pads a batch. Numbers are rounded to the cache's dtype;
+    a float8 cache saturates at its largest number.
+
+    Args:
+        key: [num_tokens, num_kv_heads, head_dim], any strides, float64 (not
+            on triton), float32, float16 or bfloat16.
+        value: [num_tokens, num_kv_heads, head_dim_v], of key's dtype.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], any
+            strides; of key's dtype, or float8_e4m3fn or float8_e5m2.
+        value_cache: the same with head_dim_v, of key_cache's dtype.
+        slot_mapping: [num_tokens] int32 or int64.
+        k_scale: keys are divided by it before they are stored: one number,
+            or [num_kv_heads].
+        v_scale: the same for values.
+        validate: read the slots and refuse bad ones; on a GPU that waits for
+            the device. Without it, a slot out of range writes nothing.
+        backend: as in `paged_attention`.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit, a slot out of
+            range or given twice, an unknown backend. Nothing was written.
+    """
+    _check(key, value, key_cache, value_cache, slot_mapping)
+    backend = choose_backend(key, backend)
+    kv_heads = key_cache.shape[1]
+    k_scale = cache_scale("k_scale", k_scale, kv_heads, key)
+    v_scale = cache_scale("v_scale", v_scale, kv_heads, key)
+    if validate:
+        _check_slots(slot_mapping, key_cache.shape[0] * key_cache.shape[2])
+    if backend == "triton":
+        from llm_systems_cookbook.attention.triton_backend import triton_write
+
+        triton_write(
+            key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
+        )
+    else:
+        _write(key, key_cache, slot_mapping, k_scale)
+        _write(value, value_cache, slot_mapping, v_scale)
+
+
+def _write(
+    rows: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None
+) -> None:
+    num_blocks, _, block_size, _ = cache.shape
+    used = (slots >= 0) & (slots < num_blocks * block_size)
+    slots = slots[used].long()
+    stored = as_stored(rows[used], cache.dtype, scale)
+    if cache.dtype in FP8:
+        # Advanced indexing knows no float8; its bytes are as good.
+        cache, stored = cache.view(torch.uint8), stored.view(torch.uint8)
+    cache[slots // block_size, :, slots % block_size] = stored
+
+
+def as_stored(
+    rows: Tensor, dtype: torch.dtype, scale: Tensor | None
+) -> Tensor:
+    """Return [num_tokens, num_kv_heads, head_dim] as a cache stores them."""
+    if scale is not None:
+        rows = rows / scale[:, None]
+    if dtype in FP8:
+        largest = torch.finfo(dtype).max
+        rows = rows.clamp(-largest, largest)
+    return rows.to(dtype)
+
+
+def _check(
+    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor
+) -> None:
+    check_caches(keys, values)
+    for name, rows, cache in (("key", key, keys), ("value", value, values)):
+        require_shape(name, rows, "[num_tokens, num_kv_heads, head_dim]", 3)
+        wanted = [key.shape[0], cache.shape[1], cache.shape[3]]
+        if list(rows.shape) != wanted:
+            raise ValueError(
+                f"{name} must be {wanted} for a cache of "
+                f"{list(cache.shape)}, got {list(rows.shape)}"
+            )
+        if rows.dtype not in FLOATS:
+            raise ValueError(
+                f"{name} must be one of {dtype_names(FLOATS)}, "
+                f"got {rows.dtype}"
+            )
+        if rows.dtype != cache.dtype and cache.dtype not in FP8:
+            raise ValueError(
+                f"{name} is {rows.dtype}, its cache {cache.dtype}"
+            )
+    if key.dtype != value.dtype:
+        raise ValueError(f"key is {key.dtype}, value {value.dtype}")
+    require_shape("slot_mapping", slots, "[num_tokens]", 1)
+    if slots.shape[0] != key.shape[0] or slots.dtype not in INDEX:
+        raise ValueError(
+            f"slot_mapping must be [{key.shape[0]}] int32 or int64, "
+            f"got {list(slots.shape)} {slots.dtype}"
+        )
+    require_device(
+        key,
+        value=value,
+        key_cache=keys,
+        value_cache=values,
+        slot_mapping=slots,
+    )
+
+
+def _check_slots(slots: Tensor, num_slots: int) -> None:
+    bad = (slots < -1) | (slots >= num_slots)
+    if bool(bad.any()):
+        index = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"slot_mapping[{index}] is {int(slots[index])}, outside "
+            f"[0, {num_slots}), and not -1"
+        )
+    used = slots[slots >= 0]
+    given, counts = used.unique(return_counts=True)
+    if bool((counts > 1).any()):
+        slot = int(given[counts > 1][0])
+        raise ValueError(f"slot {slot} is given to two tokens")

@@ -1,0 +1,713 @@
+"""Attention on the CPU that reads blocks in place, compiled by numba.
+
+The work is cut into pieces: one KV head, a few query rows, a range of
+positions. A piece goes through its range tile by tile with an online softmax
+and leaves three things for each row and head: the largest score, the total of
+the weights and the weighted sum of values. Pieces of the same rows are then
+combined. A range is cut by how much work there is, never by how many threads
+there are, so one thread and many give the same bits.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import config, njit, prange, types
+from numba.extending import intrinsic, overload
+from torch import Tensor
+
+from llm_systems_cookbook.attention.inputs import FP8, AttentionInputs
+
+TILE = 16  # positions: two tiles, and what comes next, fit the L1 cache
+CACHE_LINE = 64  # bytes
+QUERY_ROWS = 32  # rows x heads of a piece: each key is used so many times
+MIN_PIECE = 256  # positions: below, combining costs more than it gains
+PIECES = 1024  # pieces to cut the work into, where it is long enough
+NO_WINDOW = 2**62
+
+
+def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
+    """Attend through the block tables without copying the cache together.
+
+    Sums are float64 for a float64 query, float32 for every other. As many
+    threads work as torch has (`torch.set_num_threads`), at most as numba
+    started.
+
+    Args:
+        inputs: on the CPU.
+        out: [num_tokens, num_heads, head_dim_v], every element is written.
+
+    Returns:
+        out. A block id outside the pool, or a position beyond the table,
+        makes the rows that see it NaN.
+    """
+    tiles = _query_tiles(inputs)
+    exact = torch.float64 if out.dtype == torch.float64 else torch.float32
+    in_place = out.dtype == exact and out.is_contiguous()
+    result = out if in_place else torch.empty(out.shape, dtype=exact)
+    result.zero_()  # the rows of empty sequences stay so
+    if len(tiles.row) > 0:
+        _run(inputs, tiles, exact, result)
+    return out if in_place else out.copy_(result)
+
+
+def _run(
+    inputs: AttentionInputs,
+    tiles: "Tiles",
+    exact: torch.dtype,
+    result: Tensor,
+) -> None:
+    pieces = _pieces(tiles, inputs.num_kv_heads)
+    threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS)
+    rows = int(tiles.rows.max()) * inputs.group
+    dtype = np.float64 if exact == torch.float64 else np.float32
+    partial = Partial(
+        np.full((len(pieces.head), rows), -np.inf, dtype),
+        np.zeros((len(pieces.head), rows), dtype),
+        np.zeros((len(pieces.head), rows, inputs.head_dim_v), dtype),
+    )
+    query = inputs.query.detach().to(exact).contiguous().numpy()
+    scoring = _scoring(inputs, dtype)
+    _attend_pieces(
+        query,
+        _cache(inputs.key_cache),
+        _cache(inputs.value_cache),
+        inputs.block_tables.long().contiguous().numpy(),
+        scoring,
+        pieces,
+        _shares(pieces, threads),
+        partial,
+    )
+    _combine(tiles, scoring, partial, result.numpy())
+
+
+# --- What the kernel is given ------------------------------------------------
+
+
+class Tiles(NamedTuple):
+    """Neighbouring query rows of one sequence; int64 [num_tiles] each.
+
+    Attributes:
+        seq: which sequence.
+        row: first row of the query.
+        rows: how many.
+        position: of the first row, in its sequence.
+        length: of the sequence.
+        low: first position that any of the rows sees.
+        end: past the last such position.
+        splits: into how many pieces [low, end) is cut, for each KV head.
+        first: the first of them.
+    """
+
+    seq: np.ndarray
+    row: np.ndarray
+    rows: np.ndarray
+    position: np.ndarray
+    length: np.ndarray
+    low: np.ndarray
+    end: np.ndarray
+    splits: np.ndarray
+    first: np.ndarray
+
+
+class Pieces(NamedTuple):
+    """A tile's range of positions for one KV head; int64 [num_pieces]."""
+
+    seq: np.ndarray
+    row: np.ndarray
+    rows: np.ndarray
+    position: np.ndarray
+    length: np.ndarray
+    low: np.ndarray
+    end: np.ndarray
+    head: np.ndarray
+
+
+class Scoring(NamedTuple):
+    """How a score becomes a weight; floats in the dtype of the sums."""
+
+    scale: np.ndarray  # [num_kv_heads], the keys' scale included
+    value_scale: np.ndarray  # [num_kv_heads]
+    slopes: np.ndarray  # [num_heads], 0 for none
+    sinks: np.ndarray  # [num_heads], -inf for none
+    window: int
+    softcap: float  # 0 for none
+
+
+class Cache(NamedTuple):
+    """One cache as the kernel reads it."""
+
+    numbers: np.ndarray  # all of its memory, one-dimensional
+    block_stride: int  # strides count numbers, not bytes
+    head_stride: int
+    token_stride: int
+    step: int  # from one number of a row to the next
+    num_blocks: int
+    block_size: int
+    per_line: int  # numbers in 64 bytes
+    table: np.ndarray  # [256] float32, what an 8-bit number stands for
+
+
+class Partial(NamedTuple):
+    """What the pieces leave behind."""
+
+    peaks: np.ndarray  # [num_pieces, rows * group]
+    totals: np.ndarray  # the same
+    sums: np.ndarray  # [num_pieces, rows * group, head_dim_v]
+
+
+# --- The kernel -------------------------------------------------------------
+
+
+def _compiled(**options: object) -> Callable[[Callable], Callable]:
+    """Return njit that keeps its result on disk, where that is possible."""
+    options["error_model"] = "numpy"  # no test for a division by zero
+
+    def decorate(function: Callable) -> Callable:
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:  # neither the package nor the home is writable
+            return njit(**options)(function)
+
+    return decorate
+
+
+def _inlined(**options: object) -> Callable[[Callable], Callable]:
+    """Return njit that copies a function into its callers.
+
+    A call that passes arrays takes longer than what most functions here do.
+    """
+    return _compiled(forceinline=True, **options)
+
+
+# Sums may be reordered, which vector units need; NaN and infinity stay. What a
+# function calls inherits this, and `_exp32` must not: these call nothing.
+REORDER = {"reassoc", "contract", "nsz"}
+
+
+@_compiled(parallel=True)
+def _attend_pieces(
+    query: np.ndarray,
+    keys: Cache,
+    values: Cache,
+    tables: np.ndarray,
+    scoring: Scoring,
+    pieces: Pieces,
+    shares: np.ndarray,
+    out: Partial,
+) -> None:
+    """Let each thread work through its share of the pieces."""
+    for thread in prange(len(shares) - 1):
+        for piece in range(shares[thread], shares[thread + 1]):
+            _attend(query, keys, values, tables, scoring, pieces, piece, out)
+
+
+@_compiled()
+def _attend(
+    query: np.ndarray,
+    keys: Cache,
+    values: Cache,
+    tables: np.ndarray,
+    scoring: Scoring,
+    pieces: Pieces,
+    piece: int,
+    out: Partial,
+) -> None:
+    """Attend from a few query rows to a range of positions, tile by tile."""
+    head = pieces.head[piece]
+    blocks = tables[pieces.seq[piece]]
+    group = query.shape[1] // len(scoring.scale)
+    queries = _rows(query, pieces.row[piece], pieces.rows[piece], head, group)
+    scale = scoring.scale[head]
+    peaks, totals = out.peaks[piece], out.totals[piece]
+    sums = out.sums[piece]
+    key_tile = _aligned(TILE, queries.shape[1], query)
+    value_tile = _aligned(TILE, sums.shape[1], query)
+    weights = np.empty(TILE, query.dtype)
+    key_rows = np.empty(TILE, np.int64)
+    value_rows = np.empty(TILE, np.int64)
+    last = pieces.end[piece]
+    end = pieces.low[piece]
+    next_end = min(end + TILE, last)
+    _translate(keys, blocks, head, end, next_end, key_rows)
+    _translate(values, blocks, head, end, next_end, value_rows)
+    while end < last:
+        first, end = end, next_end
+        _copy_rows(keys, key_rows, end - first, key_tile)
+        _copy_rows(values, value_rows, end - first, value_tile)
+        next_end = min(end + TILE, last)
+        _translate(keys, blocks, head, end, next_end, key_rows)
+        _translate(values, blocks, head, end, next_end, value_rows)
+        share = -(-(next_end - end) // len(queries))
+        for i in range(len(queries)):
+            a = min(i * share, next_end - end)
+            b = min(a + share, next_end - end)
+            _prefetch_rows(keys, key_rows, a, b, queries.shape[1])
+            _prefetch_rows(values, value_rows, a, b, sums.shape[1])
+            position = pieces.position[piece] + i // group
+            low = max(first, position - scoring.window + 1)
+            count = min(end, position + 1) - low
+            if count <= 0:
+                continue
+            low -= first
+            _score(queries, i, key_tile, low, count, scale, weights)
+            distance = first + low - pieces.length[piece] + 1
+            _bend(weights, count, distance, head * group + i % group, scoring)
+            _soften(weights, count, peaks, totals, sums, i)
+            _add_values(weights, count, value_tile, low, sums, i)
+
+
+@_inlined()
+def _aligned(rows: int, width: int, like: np.ndarray) -> np.ndarray:
+    """Return an empty array that starts with a cache line."""
+    numbers = np.empty(rows * width + CACHE_LINE // like.itemsize, like.dtype)
+    skip = -numbers.ctypes.data % CACHE_LINE // like.itemsize
+    return numbers[skip : skip + rows * width].reshape(rows, width)
+
+
+@_inlined()
+def _rows(
+    query: np.ndarray, row: int, rows: int, head: int, group: int
+) -> np.ndarray:
+    """Copy the queries of one KV head: [rows * group, head_dim]."""
+    queries = np.empty((rows * group, query.shape[2]), query.dtype)
+    for i in range(rows * group):
+        queries[i] = query[row + i // group, head * group + i % group]
+    return queries
+
+
+@_inlined()
+def _translate(
+    cache: Cache,
+    blocks: np.ndarray,
+    head: int,
+    first: int,
+    end: int,
+    rows: np.ndarray,
+) -> None:
+    """Find where the rows of positions [first, end) start; -1 is nowhere."""
+    column = first // cache.block_size
+    offset = first - column * cache.block_size
+    for i in range(end - first):
+        block = blocks[column] if column < len(blocks) else -1
+        rows[i] = -1
+        if 0 <= block < cache.num_blocks:
+            rows[i] = (
+                block * cache.block_stride
+                + head * cache.head_stride
+                + offset * cache.token_stride
+            )
+        offset += 1
+        if offset == cache.block_size:
+            column, offset = column + 1, 0
+
+
+@_inlined()
+def _copy_rows(
+    cache: Cache, rows: np.ndarray, count: int, tile: np.ndarray
+) -> None:
+    """Copy rows of the cache into a tile, as floating-point numbers."""
+    numbers, table, step = cache.numbers, cache.table, cache.step
+    width = tile.shape[1]
+    for i in range(count):
+        start = rows[i]
+        if start < 0:
+            for d in range(width):
+                tile[i, d] = np.nan
+        elif step == 1:
+            row = numbers[start : start + width]
+            for d in range(width):
+                tile[i, d] = _number(row[d], table)
+        else:
+            for d in range(width):
+                tile[i, d] = _number(numbers[start + d * step], table)
+
+
+@_inlined()
+def _prefetch_rows(
+    cache: Cache, rows: np.ndarray, first: int, end: int, width: int
+) -> None:
+    """Ask for rows that come next, while there is other work to do."""
+    for i in range(first, end):
+        if rows[i] >= 0:
+            for d in range(0, width, cache.per_line):
+                _prefetch(cache.numbers, rows[i] + d)
+
+
+@_inlined(fastmath=REORDER)
+def _score(
+    queries: np.ndarray,
+    i: int,
+    keys: np.ndarray,
+    low: int,
+    count: int,
+    scale: float,
+    scores: np.ndarray,
+) -> None:
+    """Compare one query with keys of a tile, four at a time."""
+    zero = scores.dtype.type(0)
+    whole = count - count % 4
+    for j in range(0, whole, 4):
+        s0 = s1 = s2 = s3 = zero
+        for d in range(queries.shape[1]):
+            number = queries[i, d]
+            s0 += number * keys[low + j, d]
+            s1 += number * keys[low + j + 1, d]
+            s2 += number * keys[low + j + 2, d]
+            s3 += number * keys[low + j + 3, d]
+        scores[j], scores[j + 1] = s0 * scale, s1 * scale
+        scores[j + 2], scores[j + 3] = s2 * scale, s3 * scale
+    for j in range(whole, count):
+        s0 = zero
+        for d in range(queries.shape[1]):
+            s0 += queries[i, d] * keys[low + j, d]
+        scores[j] = s0 * scale
+
+
+@_inlined()
+def _bend(
+    scores: np.ndarray, count: int, distance: int, head: int, scoring: Scoring
+) -> None:
+    """Cap the scores, then lower those of tokens far back."""
+    if scoring.softcap > 0:
+        for j in range(count):
+            bent = math.tanh(scores[j] / scoring.softcap)
+            scores[j] = scoring.softcap * bent
+    slope = scoring.slopes[head]
+    if slope != 0:
+        for j in range(count):
+            scores[j] += slope * (distance + j)
+
+
+@_inlined()
+def _soften(
+    weights: np.ndarray,
+    count: int,
+    peaks: np.ndarray,
+    totals: np.ndarray,
+    sums: np.ndarray,
+    i: int,
+) -> None:
+    """Turn scores into weights against the largest score so far."""
+    peak = peaks[i]
+    for j in range(count):
+        peak = max(peak, weights[j])
+    base = _base(peak)
+    for j in range(count):
+        weights[j] = _exp(weights[j] - base)
+    if peak != peaks[i]:  # what was summed against a smaller one shrinks
+        shrink = _exp(peaks[i] - base)
+        totals[i] *= shrink
+        for d in range(sums.shape[1]):
+            sums[i, d] *= shrink
+        peaks[i] = peak
+    totals[i] += _sum(weights, count)
+
+
+@_inlined(fastmath=REORDER)
+def _sum(weights: np.ndarray, count: int) -> float:
+    """Add up the weights of a tile."""
+    total = weights.dtype.type(0)
+    for j in range(count):
+        total += weights[j]
+    return total
+
+
+@_inlined()
+def _base(peak: float) -> float:
+    """Return what is taken off every score: the largest, where it is one."""
+    # Where all scores are -inf, against 0 their weights are 0, not NaN.
+    return np.float32(0) if peak == -np.inf else peak
+
+
+@_inlined(fastmath=REORDER)
+def _add_values(
+    weights: np.ndarray,
+    count: int,
+    tile: np.ndarray,
+    low: int,
+    sums: np.ndarray,
+    i: int,
+) -> None:
+    """Add values of a tile, each times its weight, four at a time."""
+    whole = count - count % 4
+    for j in range(0, whole, 4):
+        w0, w1 = weights[j], weights[j + 1]
+        w2, w3 = weights[j + 2], weights[j + 3]
+        for d in range(sums.shape[1]):
+            sums[i, d] += (
+                w0 * tile[low + j, d]
+                + w1 * tile[low + j + 1, d]
+                + w2 * tile[low + j + 2, d]
+                + w3 * tile[low + j + 3, d]
+            )
+    for j in range(whole, count):
+        for d in range(sums.shape[1]):
+            sums[i, d] += weights[j] * tile[low + j, d]
+
+
+@_compiled(parallel=True)
+def _combine(
+    tiles: Tiles, scoring: Scoring, partial: Partial, out: np.ndarray
+) -> None:
+    """Bring the pieces of the same rows to one scale, and add them."""
+    heads = len(scoring.scale)
+    group = out.shape[1] // heads
+    for job in prange(len(tiles.row) * heads):
+        tile, head = job // heads, job % heads
+        begin = tiles.first[tile] + head * tiles.splits[tile]
+        for i in range(tiles.rows[tile] * group):
+            row = out[tiles.row[tile] + i // group, head * group + i % group]
+            _merge(
+                partial,
+                begin,
+                begin + tiles.splits[tile],
+                i,
+                scoring.sinks[head * group + i % group],
+                scoring.value_scale[head],
+                row,
+            )
+
+
+@_inlined()
+def _merge(
+    partial: Partial,
+    first: int,
+    end: int,
+    i: int,
+    sink: float,
+    scale: float,
+    row: np.ndarray,
+) -> None:
+    """Write one row's weighted mean of values; a sink adds to the total."""
+    peak = sink
+    for piece in range(first, end):
+        peak = max(peak, partial.peaks[piece, i])
+    base = _base(peak)
+    total = _exp(sink - base)
+    for piece in range(first, end):
+        total += partial.totals[piece, i] * _exp(
+            partial.peaks[piece, i] - base
+        )
+    for piece in range(first, end):
+        share = _exp(partial.peaks[piece, i] - base) / total * scale
+        for d in range(len(row)):
+            row[d] += share * partial.sums[piece, i, d]
+
+
+@intrinsic
+def _prefetch(
+    typing_context: object, numbers: object, index: object
+) -> object:
+    """Ask for the cache line of `numbers[index]` without waiting for it."""
+
+    def generate(
+        context: object, builder: object, signature: object, arguments: object
+    ) -> object:
+        array_type = signature.args[0]
+        array = context.make_array(array_type)(context, builder, arguments[0])
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch",
+            (byte,),
+            ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
+        )
+        address = builder.bitcast(
+            builder.gep(array.data, [arguments[1]]), byte
+        )
+        builder.call(function, [address, number(0), number(2), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.int64), generate
+
+
+# --- Numbers ----------------------------------------------------------------
+
+
+def _number(stored: object, table: np.ndarray) -> float:
+    """Return a stored number as floating point."""
+
+
+# numba wants the two signatures alike: no types here.
+@overload(_number)
+def _number_of(stored, table):  # noqa: ANN001, ANN202
+    if stored == types.int16:
+        return lambda stored, table: _from_float16(stored)
+    if stored == types.uint16:
+        return lambda stored, table: np.uint32(
+            np.uint32(stored) << np.uint32(16)
+        ).view(np.float32)
+    if stored == types.uint8:
+        return lambda stored, table: table[stored]
+    return lambda stored, table: stored
+
+
+@_inlined()
+def _from_float16(stored: int) -> float:
+    """Widen a float16's sign, 5 bits of exponent and 10 of fraction."""
+    bits = np.uint32(np.uint16(stored))
+    sign = np.uint32((bits & np.uint32(0x8000)) << np.uint32(16))
+    rest = np.uint32(bits & np.uint32(0x7FFF))
+    shifted = np.uint32(rest << np.uint32(13))
+    if rest < 0x0400:  # below the normal range
+        size = np.float32(np.float32(rest) * TINY).view(np.uint32)
+    elif rest < 0x7C00:
+        size = np.uint32(shifted + np.uint32(112 << 23))
+    else:
+        size = np.uint32(shifted | np.uint32(0x7F800000))
+    return np.uint32(size | sign).view(np.float32)
+
+
+def _exp(x: float) -> float:
+    """Return e**x for x <= 0."""
+
+
+# numba wants the two signatures alike: no types here.
+@overload(_exp)
+def _exp_of(x):  # noqa: ANN001, ANN202
+    if x == types.float32:
+        return lambda x: _exp32(x)
+    return lambda x: math.exp(x)
+
+
+TINY = np.float32(2.0**-24)
+LOG2E = np.float32(1.44269504)
+LN2_HIGH = np.float32(0.693359375)
+LN2_LOW = np.float32(-2.12194440e-4)
+ROUND = np.float32(1.5 * 2**23)
+LEAST = np.float32(-87.0)
+
+
+@_inlined()
+def _exp32(x: float) -> float:
+    """Return e**x for x <= 0 by a polynomial, which vector units can do."""
+    shifted = x * LOG2E + ROUND
+    whole = shifted - ROUND
+    r = x - whole * LN2_HIGH - whole * LN2_LOW
+    series = np.float32(1 / 720)
+    series = series * r + np.float32(1 / 120)
+    series = series * r + np.float32(1 / 24)
+    series = series * r + np.float32(1 / 6)
+    series = series * r + np.float32(1 / 2)
+    series = series * r + np.float32(1)
+    series = series * r + np.float32(1)
+    bits = np.float32(shifted).view(np.uint32)
+    power = np.uint32((bits + np.uint32(127)) << np.uint32(23))
+    result = series * np.uint32(power).view(np.float32)
+    return np.float32(0) if x < LEAST else result
+
+
+# --- Planning ---------------------------------------------------------------
+
+
+def _query_tiles(inputs: AttentionInputs) -> Tiles:
+    length = inputs.seq_lens.numpy().astype(np.int64)
+    start, stop = _row_ranges(inputs)
+    height = max(1, QUERY_ROWS // inputs.group)
+    counts = np.where(length > 0, -(-(stop - start) // height), 0)
+    seq = np.repeat(np.arange(len(length)), counts)
+    nth = np.arange(len(seq)) - np.repeat(counts.cumsum() - counts, counts)
+    row = start[seq] + nth * height
+    rows = np.minimum(height, stop[seq] - row)
+    position = length[seq] - (stop[seq] - row)
+    window = NO_WINDOW if inputs.window is None else inputs.window
+    # One position beyond the table is enough to make a row NaN.
+    capacity = inputs.max_blocks * inputs.block_size
+    end = np.clip(position + rows, 0, capacity + 1)
+    low = np.clip(position - window + 1, 0, end)
+    splits = _splits(end - low, inputs.num_kv_heads)
+    heads = splits * inputs.num_kv_heads
+    first = heads.cumsum() - heads
+    return Tiles(
+        seq, row, rows, position, length[seq], low, end, splits, first
+    )
+
+
+def _row_ranges(inputs: AttentionInputs) -> tuple[np.ndarray, np.ndarray]:
+    """Return each sequence's first row and the one past its last."""
+    if inputs.query_start_loc is None:
+        start = np.arange(inputs.num_seqs)
+        return start, start + 1
+    # Not checked without `validate`; a wrong one must not reach outside.
+    bounds = inputs.query_start_loc.numpy().astype(np.int64)
+    bounds = np.clip(bounds, 0, inputs.num_tokens)
+    return bounds[:-1], np.maximum(bounds[1:], bounds[:-1])
+
+
+def _splits(positions: np.ndarray, kv_heads: int) -> np.ndarray:
+    total = int(positions.sum()) * kv_heads
+    size = max(MIN_PIECE, -(-total // PIECES))
+    return np.maximum(1, -(-positions // size))
+
+
+def _pieces(tiles: Tiles, kv_heads: int) -> Pieces:
+    each = tiles.splits * kv_heads
+    tile = np.repeat(np.arange(len(each)), each)
+    nth = np.arange(len(tile)) - tiles.first[tile]
+    head, part = np.divmod(nth, tiles.splits[tile])
+    size = -(-(tiles.end - tiles.low) // tiles.splits)[tile]
+    low = np.minimum(tiles.low[tile] + part * size, tiles.end[tile])
+    end = np.minimum(low + size, tiles.end[tile])
+    return Pieces(*(column[tile] for column in tiles[:5]), low, end, head)
+
+
+def _shares(pieces: Pieces, threads: int) -> np.ndarray:
+    """Return where to cut the pieces so that all threads have equal work."""
+    work = ((pieces.end - pieces.low) * pieces.rows).cumsum()
+    wanted = work[-1] * np.arange(1, threads) / threads
+    cuts = np.searchsorted(work, wanted)
+    return np.array([0, *cuts, len(work)])
+
+
+def _cache(cache: Tensor) -> Cache:
+    strides = cache.stride()
+    span = 0
+    if cache.numel() > 0:
+        span = 1 + sum(
+            (n - 1) * s for n, s in zip(cache.shape, strides, strict=True)
+        )
+    numbers = cache.detach().as_strided((span,), (1,))
+    table = np.empty(0, np.float32)
+    if cache.dtype in FP8:
+        numbers = numbers.view(torch.uint8)
+        table = (
+            torch.arange(256, dtype=torch.uint8)
+            .view(cache.dtype)
+            .float()
+            .numpy()
+        )
+    elif cache.dtype == torch.float16:
+        numbers = numbers.view(torch.int16)
+    elif cache.dtype == torch.bfloat16:
+        numbers = numbers.view(torch.uint16)
+    return Cache(
+        numbers.numpy(),
+        *strides,
+        cache.shape[0],
+        cache.shape[2],
+        CACHE_LINE // cache.element_size(),
+        table,
+    )
+
+
+def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
+    def per_head(
+        given: Tensor | None, otherwise: float, count: int
+    ) -> np.ndarray:
+        if given is None:
+            return np.full(count, otherwise, dtype)
+        return given.detach().numpy().astype(dtype)
+
+    kv_heads, heads = inputs.num_kv_heads, inputs.num_heads
+    scale = per_head(inputs.k_scale, 1, kv_heads) * dtype(inputs.scale)
+    return Scoring(
+        scale,
+        per_head(inputs.v_scale, 1, kv_heads),
+        per_head(inputs.alibi_slopes, 0, heads),
+        per_head(inputs.sinks, -np.inf, heads),
+        NO_WINDOW if inputs.window is None else inputs.window,
+        dtype(inputs.softcap or 0),
+    )

@@ -1,0 +1,192 @@
+"""One call for every backend: check the input, choose, run.
+
+The backends differ in speed and in what they need, never in the result:
+`reference` (float64, slow), `gather` (copy the blocks together, then SDPA),
+`cpu` (numba, reads blocks in place) and `triton` (the same on a GPU, or in
+Triton's interpreter when asked for).
+"""
+
+import os
+
+import torch
+from torch import Tensor
+
+from llm_systems_cookbook.attention.inputs import (
+    AttentionInputs,
+    checked_inputs,
+)
+from llm_systems_cookbook.triton_mode import BACKEND, INTERPRET, installed
+
+BACKENDS = ("reference", "gather", "cpu", "triton")
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    query_start_loc: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | float | None = None,
+    v_scale: Tensor | float | None = None,
+    validate: bool = True,
+    backend: str = "auto",
+) -> Tensor:
+    """Let each query attend to its own sequence, through its block table.
+
+    In decode, sequence i has one query row, `query[i]`, its newest token. In
+    prefill it has the rows from `query_start_loc[i]` to
+    `query_start_loc[i + 1]`: its newest tokens, in order, each of which sees
+    itself and what came before (causal). The cache already holds them.
+
+    A score is `scale * (q . k)`, then capped, then biased. ALiBi adds
+    `slope * (j - (length - 1))` to the score of position j.
+
+    Args:
+        query: [num_seqs, num_heads, head_dim] in decode, [num_tokens,
+            num_heads, head_dim] with query_start_loc. float64 (not on
+            triton), float32, float16 or bfloat16.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], any
+            strides; of query's dtype, or float8_e4m3fn or float8_e5m2.
+        value_cache: the same with head_dim_v, of key_cache's dtype.
+        block_tables: [num_seqs, max_blocks] int32 or int64, each row the
+            blocks of a sequence. Entries past its end, or before its window,
+            are never read; -1 is the usual padding.
+        seq_lens: [num_seqs] int32 or int64, tokens in each sequence, those of
+            this step included. Length 0 gives rows of zeros.
+        query_start_loc: [num_seqs + 1], rising from 0 to num_tokens.
+        scale: multiplies the scores; 1 / sqrt(head_dim) when None.
+        window: how many tokens a query sees, itself included.
+        softcap: scores become `softcap * tanh(score / softcap)`.
+        alibi_slopes: [num_heads].
+        sinks: [num_heads], for each head a score that takes its share of the
+            softmax and contributes no value.
+        k_scale: a key is its stored value times this: one number, or
+            [num_kv_heads].
+        v_scale: the same for values.
+        validate: read the lengths and the block ids and refuse bad ones. On a
+            GPU that waits for the device. Without it, a block id out of range
+            makes its sequence's result NaN.
+        backend: "auto" takes triton for a GPU tensor where Triton runs, cpu
+            for a CPU tensor where numba is installed, else gather. The
+            environment variable COOKBOOK_BACKEND replaces "auto".
+
+    Returns:
+        [num_tokens, num_heads, head_dim_v], of query's dtype.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit; heads not a
+            multiple of KV heads; a length below 0 or beyond the table; more
+            query rows than tokens; a block id out of range that would be
+            read; an option out of range; a backend that is unknown, or that
+            cannot run this here.
+
+    Source: section 4.3 of Kwon et al., SOSP 2023 (Eq. 4 computes it block by
+    block).
+    """
+    inputs = checked_inputs(
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        seq_lens,
+        query_start_loc=query_start_loc,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        validate=validate,
+    )
+    return attend(inputs, choose_backend(query, backend), inputs.output())
+
+
+def attend(inputs: AttentionInputs, backend: str, out: Tensor) -> Tensor:
+    """Run one backend; every element of `out` is written.
+
+    Raises:
+        ValueError: an unknown backend, or one that cannot run this here.
+    """
+    # A backend is imported when it is used: Triton is not everywhere, numba
+    # takes a moment.
+    if backend == "reference":
+        from llm_systems_cookbook.attention.reference import (
+            reference_attention,
+        )
+
+        return out.copy_(reference_attention(inputs))
+    if backend == "gather":
+        from llm_systems_cookbook.attention.gather import gather_attention
+
+        return gather_attention(inputs, out)
+    if backend == "cpu":
+        from llm_systems_cookbook.attention.cpu import cpu_attention
+
+        return cpu_attention(inputs, out)
+    if backend == "triton":
+        from llm_systems_cookbook.attention.triton_backend import (
+            triton_attention,
+        )
+
+        return triton_attention(inputs, out)
+    raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+
+
+def choose_backend(tensor: Tensor, backend: str = "auto") -> str:
+    """Return the backend to use for a tensor on its device.
+
+    Raises:
+        ValueError: the backend is unknown, or cannot run this here.
+    """
+    if backend == "auto":
+        backend = os.environ.get(BACKEND) or _fastest(tensor)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+    reason = why_not(backend, tensor)
+    if reason:
+        raise ValueError(f"backend {backend!r} cannot run here: {reason}")
+    return backend
+
+
+def _fastest(tensor: Tensor) -> str:
+    fastest = "triton" if tensor.is_cuda else "cpu"
+    return "gather" if why_not(fastest, tensor) else fastest
+
+
+def why_not(backend: str, tensor: Tensor) -> str:
+    """Return what keeps a backend from taking a tensor; "" if nothing."""
+    if backend == "cpu" and tensor.device.type != "cpu":
+        return f"the tensors are on {tensor.device}"
+    if backend == "cpu" and not installed("numba"):
+        return "numba is not installed"
+    if backend == "triton":
+        return _why_not_triton(tensor)
+    return ""
+
+
+def _why_not_triton(tensor: Tensor) -> str:
+    if not installed("triton"):
+        return "Triton is not installed"
+    from llm_systems_cookbook.attention.triton_kernels import INTERPRETED
+
+    if tensor.dtype == torch.float64:
+        return "the Triton kernels take float32, float16 and bfloat16"
+    if not tensor.is_cuda and not INTERPRETED:
+        return (
+            f"the tensors are on the CPU, and Triton's interpreter is off "
+            f"({INTERPRET}=1 turns it on, before Triton is imported)"
+        )
+    if INTERPRETED or torch.version.hip:
+        return ""
+    old = torch.cuda.get_device_capability(tensor.device) < (8, 0)
+    if old and tensor.dtype == torch.bfloat16:
+        return "this GPU has no bfloat16"
+    return ""

@@ -1,0 +1,640 @@
+"""Paged attention in Triton: from one program per head to the whole thing.
+
+The rungs, each a kernel that runs:
+
+1. `per_head_kernel`: one program per query head, reading its blocks in place.
+2. `grouped_kernel`: the query heads that share a KV head in one program, so
+   that each key and value is read once.
+3. `tiled_kernel`: a tile of any size spans blocks of any size.
+4. `split_kernel` and `combine_kernel`: several programs per sequence.
+5. `paged_attention_kernel`: any strides, 64-bit offsets, tiles chosen for the
+   device; decode and ragged causal prefill.
+6. The same kernel with its options. An argument that is None is known when
+   the kernel is compiled, and leaves no code behind.
+
+`write_kernel` puts new keys and values into their slots. The functions that
+launch all of these are in `triton_backend`.
+
+Without a GPU the kernels run in Triton's interpreter, which has to be on
+(`TRITON_INTERPRET=1`) before `triton` is first imported.
+
+Sources: Dao, "FlashAttention-2" (2023), for the softmax over tiles; Dao,
+Haziza, Massa and Sizov, "Flash-Decoding" (2023), for splitting the keys.
+"""
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+# --- The steps that the rungs share -----------------------------------------
+
+
+@triton.jit
+def softmax_step(scores, values, largest, total, mixed):
+    """Add a tile of tokens to a running softmax, one row per query head.
+
+    Args:
+        scores: [rows, tile] float32, -inf where the row sees no token.
+        values: [tile, head_dim_v].
+        largest: [rows], the largest score so far.
+        total: [rows], the sum of exp(score - largest) so far.
+        mixed: [rows, head_dim_v], the values so far with those weights.
+    """
+    grown = tl.maximum(largest, tl.max(scores, 1))
+    # A row that has seen no token yet: -inf - -inf would be NaN.
+    base = tl.where(grown == float("-inf"), 0.0, grown)
+    rescale = tl.exp(largest - base)
+    weights = tl.exp(scores - base[:, None])
+    total = total * rescale + tl.sum(weights, 1)
+    fresh = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    mixed = mixed * rescale[:, None] + fresh
+    return grown, total, mixed
+
+
+@triton.jit
+def normalized(mixed, total):
+    """Return the weighted mean of the values; zeros where no token was."""
+    # False for NaN, which has to stay visible. Without a token, mixed is 0.
+    none = total == 0.0
+    return mixed / tl.where(none, 1.0, total)[:, None]
+
+
+# --- Rung 1: one program per query head -------------------------------------
+
+
+@triton.jit
+def per_head_kernel(
+    query,
+    keys,
+    values,
+    tables,
+    lengths,
+    out,
+    scale,
+    max_blocks,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Attend with one query head, one block at a time."""
+    seq, head = tl.program_id(0), tl.program_id(1)
+    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
+    length = tl.load(lengths + seq)
+    dim = tl.arange(0, HEAD_DIM)
+    offset = tl.arange(0, BLOCK_SIZE)
+    row = (seq * NUM_HEADS + head) * HEAD_DIM + dim
+    q = tl.load(query + row).to(tl.float32) * scale
+
+    largest = float("-inf")
+    total = 0.0
+    mixed = tl.zeros([HEAD_DIM], tl.float32)
+    for block in range(tl.cdiv(length, BLOCK_SIZE)):
+        block_id = tl.load(tables + seq * max_blocks + block)
+        slot = (block_id * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset
+        at = slot[:, None] * HEAD_DIM + dim[None, :]
+        live = block * BLOCK_SIZE + offset < length
+        k = tl.load(keys + at, mask=live[:, None], other=0.0).to(tl.float32)
+        v = tl.load(values + at, mask=live[:, None], other=0.0).to(tl.float32)
+
+        scores = tl.where(live, tl.sum(q[None, :] * k, 1), float("-inf"))
+        grown = tl.maximum(largest, tl.max(scores, 0))
+        rescale = tl.exp(largest - grown)
+        weights = tl.exp(scores - grown)
+        total = total * rescale + tl.sum(weights, 0)
+        mixed = mixed * rescale + tl.sum(weights[:, None] * v, 0)
+        largest = grown
+    if length > 0:
+        mixed = mixed / total
+    tl.store(out + row, mixed.to(out.dtype.element_ty))
+
+
+# --- Rung 2: the heads that share a KV head, together -----------------------
+
+
+@triton.jit
+def grouped_kernel(
+    query,
+    keys,
+    values,
+    tables,
+    lengths,
+    out,
+    scale,
+    max_blocks,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Attend with a group of query heads: each key is read once for all."""
+    seq, kv_head = tl.program_id(0), tl.program_id(1)
+    length = tl.load(lengths + seq)
+    dim = tl.arange(0, HEAD_DIM)
+    offset = tl.arange(0, BLOCK_SIZE)
+    rows = tl.arange(0, ROWS)
+    head = (seq * NUM_KV_HEADS + kv_head) * GROUP + rows
+    at_query = head[:, None] * HEAD_DIM + dim[None, :]
+    in_group = (rows < GROUP)[:, None]
+    q = tl.load(query + at_query, mask=in_group, other=0.0).to(COMPUTE)
+
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    for block in range(tl.cdiv(length, BLOCK_SIZE)):
+        block_id = tl.load(tables + seq * max_blocks + block)
+        slot = (block_id * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset
+        at = slot[:, None] * HEAD_DIM + dim[None, :]
+        live = block * BLOCK_SIZE + offset < length
+        k = tl.load(keys + at, mask=live[:, None], other=0.0).to(COMPUTE)
+        v = tl.load(values + at, mask=live[:, None], other=0.0).to(COMPUTE)
+
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        largest, total, mixed = softmax_step(scores, v, largest, total, mixed)
+    result = normalized(mixed, total).to(out.dtype.element_ty)
+    tl.store(out + at_query, result, mask=in_group)
+
+
+# --- Rung 3: a tile that knows no blocks ------------------------------------
+
+
+@triton.jit
+def attend_range(
+    q,
+    keys,
+    values,
+    table,
+    begin,
+    end,
+    kv_head,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Attend to the tokens [begin, end), whatever blocks they lie in."""
+    dim = tl.arange(0, DIMS)
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, DIMS], tl.float32)
+    for start in range(begin, end, TILE):
+        position = start + tl.arange(0, TILE)
+        live = position < end
+        block_id = tl.load(table + position // BLOCK_SIZE, mask=live, other=0)
+        slot = (block_id * NUM_KV_HEADS + kv_head) * BLOCK_SIZE
+        slot += position % BLOCK_SIZE
+        at = slot[:, None] * HEAD_DIM + dim[None, :]
+        stored = live[:, None] & (dim < HEAD_DIM)[None, :]
+        k = tl.load(keys + at, mask=stored, other=0.0).to(COMPUTE)
+        v = tl.load(values + at, mask=stored, other=0.0).to(COMPUTE)
+
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        largest, total, mixed = softmax_step(scores, v, largest, total, mixed)
+    return largest, total, mixed
+
+
+@triton.jit
+def tiled_kernel(
+    query,
+    keys,
+    values,
+    tables,
+    lengths,
+    out,
+    scale,
+    max_blocks,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Attend with a group of query heads, TILE tokens at a time."""
+    seq, kv_head = tl.program_id(0), tl.program_id(1)
+    dim = tl.arange(0, DIMS)
+    rows = tl.arange(0, ROWS)
+    head = (seq * NUM_KV_HEADS + kv_head) * GROUP + rows
+    at_query = head[:, None] * HEAD_DIM + dim[None, :]
+    in_query = (rows < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    q = tl.load(query + at_query, mask=in_query, other=0.0).to(COMPUTE)
+
+    _, total, mixed = attend_range(
+        q,
+        keys,
+        values,
+        tables + seq * max_blocks,
+        0,
+        tl.load(lengths + seq),
+        kv_head,
+        scale,
+        NUM_KV_HEADS,
+        ROWS,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        DIMS,
+        TILE,
+        COMPUTE,
+    )
+    result = normalized(mixed, total).to(out.dtype.element_ty)
+    tl.store(out + at_query, result, mask=in_query)
+
+
+# --- Rung 4: several programs per sequence ----------------------------------
+
+
+@triton.jit
+def split_kernel(
+    query,
+    keys,
+    values,
+    tables,
+    lengths,
+    parts,
+    part_sums,
+    scale,
+    max_blocks,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Attend to one split of the tokens; leave its result and its weight."""
+    seq, kv_head = tl.program_id(0), tl.program_id(1)
+    split = tl.program_id(2)
+    length = tl.load(lengths + seq)
+    per_split = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE
+    begin = split * per_split
+    dim = tl.arange(0, DIMS)
+    rows = tl.arange(0, ROWS)
+    head = (seq * NUM_KV_HEADS + kv_head) * GROUP + rows
+    at_query = head[:, None] * HEAD_DIM + dim[None, :]
+    in_query = (rows < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    q = tl.load(query + at_query, mask=in_query, other=0.0).to(COMPUTE)
+
+    largest, total, mixed = attend_range(
+        q,
+        keys,
+        values,
+        tables + seq * max_blocks,
+        begin,
+        tl.minimum(begin + per_split, length),
+        kv_head,
+        scale,
+        NUM_KV_HEADS,
+        ROWS,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        DIMS,
+        TILE,
+        COMPUTE,
+    )
+    part = head * SPLITS + split
+    at_part = part[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(parts + at_part, normalized(mixed, total), mask=in_query)
+    tl.store(part_sums + part, log_sum(largest, total), mask=rows < GROUP)
+
+
+@triton.jit
+def log_sum(largest, total):
+    """Return log(sum(exp(score))) of each row: -inf where no token was."""
+    none = total == 0.0
+    log_total = tl.log(tl.where(none, 1.0, total))
+    return tl.where(none, float("-inf"), largest + log_total)
+
+
+@triton.jit
+def combine_kernel(
+    parts,
+    part_sums,
+    sinks,
+    out,
+    out_stride_token,
+    out_stride_head,
+    out_stride_dim,
+    splits,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    DIMS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Weigh the parts of one query head by their share of the softmax."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    split = tl.arange(0, SPLITS)
+    dim = tl.arange(0, DIMS)
+    part = (token * NUM_HEADS + head) * splits + split
+    used = split < splits
+    log_sums = tl.load(part_sums + part, mask=used, other=float("-inf"))
+    largest = tl.max(log_sums, 0)
+    if sinks is not None:
+        sink = tl.load(sinks + head)
+        largest = tl.maximum(largest, sink)
+    base = tl.where(largest == float("-inf"), 0.0, largest)
+    weights = tl.exp(log_sums - base)
+    total = tl.sum(weights, 0)
+    if sinks is not None:
+        total += tl.exp(sink - base)
+    at = part[:, None] * HEAD_DIM_V + dim[None, :]
+    stored = used[:, None] & (dim < HEAD_DIM_V)[None, :]
+    part_values = tl.load(parts + at, mask=stored, other=0.0)
+    mixed = tl.sum(weights[:, None] * part_values, 0)
+    result = mixed / tl.where(total == 0.0, 1.0, total)
+    row = out + token * out_stride_token + head * out_stride_head
+    tl.store(
+        row + dim * out_stride_dim,
+        result.to(out.dtype.element_ty),
+        mask=dim < HEAD_DIM_V,
+    )
+
+
+# --- Rungs 5 and 6: the whole thing -----------------------------------------
+
+
+@triton.jit
+def sequence_of_tile(starts, tile, num_seqs, QUERY_TILE: tl.constexpr):
+    """Return whose query tile this is, by bisection.
+
+    Sequence i has the tiles from `starts[i] // QUERY_TILE + i` on: always
+    enough of them, and where they begin needs no pass over the batch.
+    """
+    low = 0
+    high = num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(starts + middle) // QUERY_TILE + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def from_fp8(bits, E5M2: tl.constexpr):
+    """Return the float16 that a byte of a float8 cache stands for.
+
+    float8_e5m2 is the upper byte of a float16. float8_e4m3fn has a bias of 7
+    where float16 has 15: read as a float16, it is 2**8 times too small.
+    """
+    wide = bits.to(tl.uint16)
+    if E5M2:
+        return (wide << 8).to(tl.float16, bitcast=True)
+    magnitude = wide & 0x7F
+    shifted = ((wide & 0x80) << 8) | (magnitude << 7)
+    number = shifted.to(tl.float16, bitcast=True) * 256.0
+    return tl.where(magnitude == 0x7F, float("nan"), number)
+
+
+@triton.jit
+def shaped_scores(scores, position, length, slope, softcap):
+    """Cap the scores, then bias them by distance (ALiBi), where asked for."""
+    if softcap is not None:
+        # tanh through exp; this form tends to 1 where exp overflows.
+        scores = scores / softcap
+        scores = 1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0)
+        scores = scores * softcap
+    if slope is not None:
+        distance = (position - (length - 1)).to(tl.float32)
+        scores += slope[:, None] * distance[None, :]
+    return scores
+
+
+@triton.jit
+def with_sink(largest, total, mixed, sink):
+    """Let a sink take its share of the softmax; it adds no value."""
+    grown = tl.maximum(largest, sink)
+    rescale = tl.exp(largest - grown)
+    total = total * rescale + tl.exp(sink - grown)
+    return total, mixed * rescale[:, None]
+
+
+@triton.jit
+def load_tile(
+    cache,
+    slot_at,
+    known,
+    stride_dim,
+    DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    FP8: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Return the tile's keys or values, [tile, DIMS], zeros where unknown."""
+    dim = tl.arange(0, DIMS)
+    at = slot_at[:, None] + dim[None, :] * stride_dim
+    stored = known[:, None] & (dim < DIM)[None, :]
+    if FP8 == 0:
+        return tl.load(cache + at, mask=stored, other=0.0).to(COMPUTE)
+    bits = tl.load(cache + at, mask=stored, other=0)
+    return from_fp8(bits, FP8 == 2).to(COMPUTE)
+
+
+@triton.jit
+def paged_attention_kernel(
+    query,
+    keys,
+    values,
+    tables,
+    lengths,
+    starts,
+    out,
+    parts,
+    part_sums,
+    slopes,
+    sinks,
+    k_scale,
+    v_scale,
+    scale,
+    softcap,
+    window,
+    num_seqs,
+    num_blocks,
+    max_blocks,
+    query_stride_token,
+    query_stride_head,
+    query_stride_dim,
+    key_stride_block,
+    key_stride_head,
+    key_stride_slot,
+    key_stride_dim,
+    value_stride_block,
+    value_stride_head,
+    value_stride_slot,
+    value_stride_dim,
+    table_stride,
+    out_stride_token,
+    out_stride_head,
+    out_stride_dim,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERY_TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    DIMS: tl.constexpr,
+    DIMS_V: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    FP8: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Attend with a tile of one sequence's query rows, for one KV head.
+
+    Row r of the program is query head `r % GROUP` of the group, of the query
+    tile's token `r // GROUP`.
+    """
+    tile, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    # Whose tokens are these, and which of them?
+    seq, first_token, first, query_len = tile, tile, 0, 1
+    if starts is not None:
+        seq = sequence_of_tile(starts, tile, num_seqs, QUERY_TILE)
+        first_token = tl.load(starts + seq)
+        query_len = tl.load(starts + seq + 1) - first_token
+        first = (tile - (first_token // QUERY_TILE + seq)) * QUERY_TILE
+        if first >= query_len:
+            return
+    length = tl.load(lengths + seq)
+    rows = tl.arange(0, ROWS)
+    index = first + rows // GROUP
+    head = kv_head * GROUP + rows % GROUP
+    row_used = (rows < QUERY_TILE * GROUP) & (index < query_len)
+    row_position = length - query_len + index
+    token = (first_token + index).to(tl.int64)
+    dim = tl.arange(0, DIMS)
+    at_query = token * query_stride_token + head * query_stride_head
+    q = tl.load(
+        query + at_query[:, None] + dim[None, :] * query_stride_dim,
+        mask=row_used[:, None] & (dim < HEAD_DIM)[None, :],
+        other=0.0,
+    ).to(COMPUTE)
+    slope = None
+    if slopes is not None:
+        slope = tl.load(slopes + head, mask=row_used, other=0.0)
+    if k_scale is not None:
+        scale = scale * tl.load(k_scale + kv_head)
+
+    # Which tokens does any of the rows see, and which are this split's?
+    newest = length - query_len + tl.minimum(first + QUERY_TILE, query_len)
+    oldest = 0
+    if window is not None:
+        oldest = tl.maximum(length - query_len + first - window + 1, 0)
+    first_tile = oldest // TILE
+    per_split = tl.cdiv(tl.cdiv(newest, TILE) - first_tile, SPLITS)
+    begin = (first_tile + split * per_split) * TILE
+    end = tl.minimum(begin + per_split * TILE, newest)
+
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, DIMS_V], tl.float32)
+    table = tables + seq.to(tl.int64) * table_stride
+    for start in range(begin, end, TILE):
+        position = start + tl.arange(0, TILE)
+        wanted = (position >= oldest) & (position < end)
+        block = position // BLOCK_SIZE
+        in_table = wanted & (block < max_blocks)
+        block_id = tl.load(table + block, mask=in_table, other=-1)
+        block_id = block_id.to(tl.int64)
+        known = (block_id >= 0) & (block_id < num_blocks)
+        offset = (position % BLOCK_SIZE).to(tl.int64)
+        at_key = block_id * key_stride_block + kv_head * key_stride_head
+        at_key += offset * key_stride_slot
+        at_value = block_id * value_stride_block
+        at_value += kv_head * value_stride_head + offset * value_stride_slot
+        k = load_tile(
+            keys, at_key, known, key_stride_dim, HEAD_DIM, DIMS, FP8, COMPUTE
+        )
+        v = load_tile(
+            values,
+            at_value,
+            known,
+            value_stride_dim,
+            HEAD_DIM_V,
+            DIMS_V,
+            FP8,
+            COMPUTE,
+        )
+
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = shaped_scores(scores, position, length, slope, softcap)
+        # A block that is not there must not pass for one of zeros.
+        scores = tl.where(known[None, :], scores, float("nan"))
+        seen = wanted[None, :]
+        seen = seen & (position[None, :] <= row_position[:, None])
+        if window is not None:
+            seen = seen & (position[None, :] > row_position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+        largest, total, mixed = softmax_step(scores, v, largest, total, mixed)
+
+    if v_scale is not None:
+        mixed = mixed * tl.load(v_scale + kv_head)
+    dim_v = tl.arange(0, DIMS_V)
+    stored = row_used[:, None] & (dim_v < HEAD_DIM_V)[None, :]
+    if SPLITS == 1:
+        if sinks is not None:
+            sink = tl.load(sinks + head, mask=row_used, other=0.0)
+            total, mixed = with_sink(largest, total, mixed, sink)
+        at_out = token * out_stride_token + head * out_stride_head
+        tl.store(
+            out + at_out[:, None] + dim_v[None, :] * out_stride_dim,
+            normalized(mixed, total).to(out.dtype.element_ty),
+            mask=stored,
+        )
+    else:
+        part = (token * NUM_HEADS + head) * SPLITS + split
+        at_part = part[:, None] * HEAD_DIM_V + dim_v[None, :]
+        tl.store(parts + at_part, normalized(mixed, total), mask=stored)
+        tl.store(part_sums + part, log_sum(largest, total), mask=row_used)
+
+
+# --- The cache write --------------------------------------------------------
+
+
+@triton.jit
+def write_kernel(
+    rows,
+    cache,
+    slots,
+    num_slots,
+    row_stride_token,
+    row_stride_head,
+    row_stride_dim,
+    cache_stride_block,
+    cache_stride_head,
+    cache_stride_slot,
+    cache_stride_dim,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+):
+    """Copy one token of one head into its slot; slot -1 writes nothing."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot < 0:
+        return
+    if slot >= num_slots:
+        return
+    dim = tl.arange(0, DIMS)
+    at_row = token * row_stride_token + head * row_stride_head
+    row = tl.load(rows + at_row + dim * row_stride_dim, mask=dim < HEAD_DIM)
+    at = slot // BLOCK_SIZE * cache_stride_block + head * cache_stride_head
+    at += slot % BLOCK_SIZE * cache_stride_slot
+    tl.store(cache + at + dim * cache_stride_dim, row, mask=dim < HEAD_DIM)
+
+
+INTERPRETED = not isinstance(write_kernel, JITFunction)

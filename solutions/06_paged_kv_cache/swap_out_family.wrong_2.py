@@ -1,0 +1,15 @@
+# ruff: noqa: F821
+def swap_out_family(
+    cache: PagedKVCache,
+    tables: list[SequenceTable],
+    allocator: BlockAllocator,
+    host: BlockAllocator,
+) -> None:
+    """Count one owner of every host block, also of the shared ones."""
+    distinct = list(dict.fromkeys(b for t in tables for b in t.block_ids))
+    moved = dict(zip(distinct, host.allocate(len(distinct)), strict=True))
+    cache.swap_out(BlockCopy(*pair) for pair in moved.items())
+    for table in tables:
+        for block_id in table.block_ids:
+            allocator.free(block_id)
+        table.block_ids = [moved[block_id] for block_id in table.block_ids]

@@ -1,0 +1,142 @@
+"""Run a backend where a step too far would crash: a process of its own.
+
+    python tests/edge_of_memory.py guard|int32 BACKEND [KERNELS]
+
+`guard` puts every tensor between two pages that must not be touched. `int32`
+reads a block beyond 2**31 elements of a cache that is never filled. KERNELS
+is a file to use in place of the package's Triton kernels.
+"""
+
+import ctypes
+import importlib.util
+import math
+import mmap
+import sys
+from pathlib import Path
+
+import torch
+
+from llm_systems_cookbook.attention.dispatch import attend
+from llm_systems_cookbook.attention.inputs import (
+    AttentionInputs,
+    checked_inputs,
+)
+from llm_systems_cookbook.attention.reference import reference_attention
+
+PROT_NONE = 0
+PAGE = mmap.PAGESIZE
+KEPT = []  # mappings live as long as the process
+
+
+def guarded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that fills its pages, with a forbidden page around it."""
+    size = tensor.numel() * tensor.element_size()
+    assert size % PAGE == 0, f"{size} bytes do not fill their pages"
+    pages = mmap.mmap(-1, size + 2 * PAGE)
+    KEPT.append(pages)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for page in (start, start + PAGE + size):
+        if libc.mprotect(ctypes.c_void_p(page), PAGE, PROT_NONE) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+    inside = torch.frombuffer(
+        pages, dtype=tensor.dtype, count=tensor.numel(), offset=PAGE
+    )
+    return inside.view(tensor.shape).copy_(tensor)
+
+
+def guarded_inputs(block_size: int, **options: object) -> AttentionInputs:
+    """Return inputs that fill whole pages; the last row fills its table."""
+    generator = torch.Generator().manual_seed(block_size)
+    columns, num_blocks = 16, 64
+    num_seqs = PAGE // 4 // columns
+    lengths = torch.arange(num_seqs) * 7 % (columns * block_size + 1)
+    lengths[-1] = columns * block_size
+    tables = torch.full((num_seqs, columns), -1, dtype=torch.int32)
+    ids = torch.arange(num_blocks, dtype=torch.int32)
+    for row, length in enumerate(lengths.tolist()):
+        count = -(-length // block_size)
+        # The first and the last block of the pool are often the last of a row.
+        turned = ids.roll(count - row % 2)
+        tables[row, :count] = turned[:count]
+    shape = num_blocks, 2, block_size, 32
+    starts = None
+    query_lens = torch.ones_like(lengths)
+    if options.pop("prefill", False):
+        query_lens = lengths.clamp(max=2)
+        query_lens[-1] = 64 - query_lens[:-1].sum() % 64
+        query_lens[-1] = min(int(query_lens[-1]), columns * block_size)
+        starts = torch.cat([torch.zeros(1), query_lens.cumsum(0)]).int()
+    query = torch.randn(int(query_lens.sum()), 8, 32, generator=generator)
+    return checked_inputs(
+        query if starts is not None else guarded(query),
+        guarded(torch.randn(shape, generator=generator)),
+        guarded(torch.randn(shape, generator=generator)),
+        guarded(tables),
+        lengths.int(),
+        query_start_loc=starts,
+        **options,
+    )
+
+
+def run_guarded(backend: str) -> None:
+    for block_size in (1, 3):
+        for options in (
+            {},
+            {"prefill": True},
+            {"window": 3},
+            {"window": 5, "prefill": True},
+        ):
+            inputs = guarded_inputs(block_size, **options)
+            out = torch.full_like(inputs.query, torch.nan)
+            if inputs.query_start_loc is None:
+                out = guarded(out)
+            check(attend(inputs, backend, out), inputs)
+
+
+def run_beyond_int32(backend: str) -> None:
+    block_size, head_dim = 16, 64
+    last = 2**31 // (block_size * head_dim) + 3
+    shape = last + 1, 1, block_size, head_dim
+    # Memory that is never touched takes no room.
+    keys = torch.empty(shape, dtype=torch.float16)
+    values = torch.empty(shape, dtype=torch.float16)
+    generator = torch.Generator().manual_seed(0)
+    for cache in (keys, values):
+        cache[last] = torch.randn(cache[last].shape, generator=generator)
+    inputs = checked_inputs(
+        torch.randn(1, 4, head_dim, generator=generator).half(),
+        keys,
+        values,
+        torch.tensor([[last]], dtype=torch.int32),
+        torch.tensor([block_size - 3], dtype=torch.int32),
+    )
+    out = torch.full_like(inputs.query, torch.nan)
+    check(attend(inputs, backend, out), inputs)
+
+
+def check(out: torch.Tensor, inputs: AttentionInputs) -> None:
+    exact = reference_attention(inputs)
+    error = float((out.double() - exact).norm() / exact.norm())
+    limit = 1e-5 if out.dtype == torch.float32 else 2e-3
+    if not error < limit or not math.isfinite(error):
+        raise SystemExit(f"relative error {error}")
+
+
+def use_kernels(path: str) -> None:
+    """Replace the package's Triton kernels by those of a file."""
+    from llm_systems_cookbook.attention import triton_backend
+
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    triton_backend.kernels = module
+
+
+if __name__ == "__main__":
+    what, backend, *kernels = sys.argv[1:]
+    if kernels:
+        use_kernels(kernels[0])
+    {"guard": run_guarded, "int32": run_beyond_int32}[what](backend)

@@ -1,0 +1,175 @@
+"""Every faulty kernel of the list is noticed, and by what it says."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from attention_cases import (
+    PAIRWISE,
+    TOLERANCE,
+    Case,
+    build,
+    inputs_of,
+    poisoned_output,
+    relative_error,
+)
+from kernel_faults import FAULTS, KernelFault
+from write_cases import Write, write_problem
+
+from llm_systems_cookbook.attention.inputs import (
+    AttentionInputs,
+    checked_inputs,
+)
+from llm_systems_cookbook.attention.reference import reference_attention
+
+pytest.importorskip("triton")
+from llm_systems_cookbook.attention import (
+    triton_backend,
+    triton_kernels,
+    triton_rungs,
+)
+
+SOURCE = Path(triton_kernels.__file__).read_text()
+RUNG_CASES = [Case(lengths="around"), Case(lengths="around", seed=1)]
+WRITE_CASE = Write(
+    layout="strided", rows="strided", padding=True, block_size=8, tokens=20
+)
+
+
+def faulty_file(fault: KernelFault, folder: Path) -> Path:
+    assert SOURCE.count(fault.old) == 1, "the code to replace occurs once"
+    path = folder / "faulty_kernels.py"
+    path.write_text(SOURCE.replace(fault.old, fault.new))
+    return path
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    def use(path: Path) -> None:
+        spec = importlib.util.spec_from_file_location("faulty_kernels", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for user in (triton_backend, triton_rungs):
+            monkeypatch.setattr(user, "kernels", module)
+        poison_parts(monkeypatch, triton_backend)
+        poison_parts(monkeypatch, triton_rungs)
+
+    return use
+
+
+def poison_parts(monkeypatch: pytest.MonkeyPatch, user: ModuleType) -> None:
+    unpoisoned = user.split_buffers
+
+    def poisoned(*args: object) -> list[torch.Tensor | None]:
+        parts = unpoisoned(*args)
+        return [p if p is None else p.fill_(torch.nan) for p in parts]
+
+    monkeypatch.setattr(user, "split_buffers", poisoned)
+
+
+def is_wrong(out: torch.Tensor, inputs: AttentionInputs) -> bool:
+    error = relative_error(out, reference_attention(inputs))
+    return not error < TOLERANCE[inputs.query.dtype]
+
+
+def grid_notices() -> bool:
+    return any(
+        is_wrong(attend(inputs, case.splits), inputs)
+        for case in PAIRWISE
+        for inputs in [inputs_of(case)]
+    )
+
+
+def attend(inputs: AttentionInputs, splits: int) -> torch.Tensor:
+    out = poisoned_output(inputs)
+    return triton_backend.triton_attention(inputs, out, splits)
+
+
+def rungs_notice() -> bool:
+    return any(
+        is_wrong(rung(inputs, poisoned_output(inputs)), inputs)
+        for inputs in map(inputs_of, RUNG_CASES)
+        for rung in triton_rungs.RUNGS.values()
+    )
+
+
+def extremes_notice() -> bool:
+    arguments = build(Case(lengths="many"))
+    # Keys of one sign: all scores are far above 0, or all far below.
+    arguments["key_cache"].abs_()
+    for size, softcap in ((-6e4, None), (6e4, None), (6e4, 30.0)):
+        arguments["query"] = torch.full_like(arguments["query"], size)
+        inputs = checked_inputs(**arguments | {"softcap": softcap})
+        if any(is_wrong(attend(inputs, s), inputs) for s in (1, 2)):
+            return True
+    return False
+
+
+def unvalidated_ids_notice() -> bool:
+    """A block id just past the pool: memory that is there, but not ours."""
+    arguments = build(Case(lengths="many"))
+    for name in ("key_cache", "value_cache"):
+        arguments[name] = arguments[name].nan_to_num(1.0)[:-1]
+    last = arguments["key_cache"].shape[0]
+    tables = arguments["block_tables"].clamp(max=last - 1)
+    for bad in (-1, last):
+        arguments["block_tables"] = tables.clone()
+        arguments["block_tables"][0, 0] = bad
+        inputs = checked_inputs(**arguments, validate=False)
+        out = triton_backend.triton_attention(inputs, poisoned_output(inputs))
+        if not out[0].isnan().all():
+            return True
+    return False
+
+
+NOTICES = {
+    "grid": grid_notices,
+    "rungs": rungs_notice,
+    "extremes": extremes_notice,
+    "unvalidated": unvalidated_ids_notice,
+    "write": lambda: write_problem(WRITE_CASE, "triton") != "",
+}
+
+
+def crashes_or_differs(what: str, path: Path) -> bool:
+    script = Path(__file__).with_name("edge_of_memory.py")
+    done = subprocess.run(
+        [sys.executable, script, what, "triton", path],
+        capture_output=True,
+        text=True,
+    )
+    # A crash by a signal, or the script's own verdict; not a Python error.
+    return done.returncode < 0 or "relative error" in done.stderr
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_is_noticed(fault: KernelFault, tmp_path: Path, use: Callable):
+    path = faulty_file(fault, tmp_path)
+    if fault.noticed in ("guard", "int32"):
+        assert crashes_or_differs(fault.noticed, path)
+        return
+    use(path)
+    if fault.noticed == "equivalent":
+        assert fault.why
+        assert not grid_notices()
+        assert not rungs_notice()
+    else:
+        assert NOTICES[fault.noticed]()
+
+
+@pytest.mark.parametrize("notices", NOTICES.values(), ids=NOTICES)
+def test_the_package_s_own_kernels_pass(
+    notices: Callable[[], bool], use: Callable
+):
+    use(Path(triton_kernels.__file__))
+    assert not notices()
+
+
+def test_fault_names_are_unique():
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,135 @@
+"""Bootstrap finds where attention runs, and turns the interpreter on."""
+
+import subprocess
+import sys
+
+import pytest
+
+from llm_systems_cookbook import triton_mode
+from llm_systems_cookbook.triton_mode import (
+    RestartKernel,
+    attention_runs_on,
+    turn_interpreter_on,
+)
+
+pytest.importorskip("triton")
+without_gpu = pytest.mark.skipif(
+    triton_mode.has_gpu(), reason="there is a GPU here"
+)
+
+
+def run_fresh(code: str, tmp_path) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process, without the interpreter."""
+    import os
+
+    environment = dict(os.environ, COOKBOOK_RESULTS=str(tmp_path))
+    environment.pop(triton_mode.INTERPRET, None)
+    environment.pop(triton_mode.BACKEND, None)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@without_gpu
+def test_bootstrap_turns_the_interpreter_on(tmp_path):
+    done = run_fresh(
+        "from llm_systems_cookbook.nb import bootstrap\n"
+        "bootstrap('a', interpret=True)\n"
+        "from llm_systems_cookbook.attention import triton_kernels\n"
+        "assert triton_kernels.INTERPRETED\n"
+        "bootstrap('a', interpret=True)\n",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Triton: interpreted on the CPU" in done.stdout
+
+
+@without_gpu
+def test_bootstrap_leaves_triton_alone_unless_asked(tmp_path):
+    done = run_fresh(
+        "import os\n"
+        "from llm_systems_cookbook.nb import bootstrap\n"
+        "bootstrap('a')\n"
+        "assert 'TRITON_INTERPRET' not in os.environ\n",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Triton" not in done.stdout
+
+
+@without_gpu
+@pytest.mark.parametrize("late", ["", "os.environ['TRITON_INTERPRET'] = '1'"])
+def test_bootstrap_after_triton_says_to_restart(tmp_path, late):
+    done = run_fresh(
+        "import os, triton\n"
+        f"{late}\n"
+        "from llm_systems_cookbook.nb import bootstrap\n"
+        "bootstrap('a', interpret=True)\n",
+        tmp_path,
+    )
+    assert done.returncode == 1
+    assert "RestartKernel" in done.stderr
+    assert "Restart the kernel" in done.stderr
+
+
+@without_gpu
+def test_bootstrap_after_an_interpreting_triton_goes_on(tmp_path):
+    done = run_fresh(
+        "import os\n"
+        "os.environ['TRITON_INTERPRET'] = '1'\n"
+        "import triton\n"
+        "from llm_systems_cookbook.nb import bootstrap\n"
+        "bootstrap('a', interpret=True)\n",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_restart_is_shown_as_one_line():
+    assert RestartKernel("why")._render_traceback_() == ["RestartKernel: why"]
+
+
+def test_the_interpreter_is_left_alone_with_a_gpu(monkeypatch):
+    monkeypatch.setattr(triton_mode, "has_gpu", lambda: True)
+    monkeypatch.delenv(triton_mode.INTERPRET, raising=False)
+    assert turn_interpreter_on() == "compiles for the GPU"
+    assert triton_mode.INTERPRET not in triton_mode.os.environ
+
+
+def test_without_triton_its_cells_are_skipped(monkeypatch):
+    monkeypatch.setattr(triton_mode, "installed", lambda name: False)
+    assert "skipped" in turn_interpreter_on()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "modules", "expected"),
+    [
+        (False, {"numba", "triton"}, "cpu (numba)"),
+        (False, {"triton"}, "gather (numba is not installed)"),
+        (True, {"numba", "triton"}, "triton, on the GPU"),
+        (True, {"numba"}, "gather, on the GPU (Triton is not installed)"),
+    ],
+)
+def test_the_choice_is_told(monkeypatch, gpu, modules, expected):
+    monkeypatch.delenv(triton_mode.BACKEND, raising=False)
+    monkeypatch.setattr(triton_mode, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(triton_mode, "installed", modules.__contains__)
+    assert attention_runs_on() == expected
+
+
+def test_a_forced_choice_is_told(monkeypatch):
+    monkeypatch.setenv(triton_mode.BACKEND, "gather")
+    assert attention_runs_on() == "gather (COOKBOOK_BACKEND says so)"
+
+
+def test_bootstrap_says_where_attention_runs(monkeypatch, tmp_path, capsys):
+    from llm_systems_cookbook.nb import bootstrap
+
+    monkeypatch.setenv("COOKBOOK_RESULTS", str(tmp_path))
+    bootstrap("a")
+    assert (
+        f"Attention runs on: {attention_runs_on()}" in capsys.readouterr().out
+    )
