@@ -16,13 +16,14 @@ OFFLINE := --LabApp.news_url=None \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lab lint clean
+.PHONY: help run test lab lint matrix clean
 
 help:
 	@echo 'make run     run every notebook, then show what passed and was measured'
 	@echo 'make test    run the tests, and every notebook cell by cell'
 	@echo 'make lab     open the notebooks in Jupyter Lab'
 	@echo 'make lint    check style, notebooks, copied source and badges'
+	@echo 'make matrix  test the Triton kernels with each Triton of $(TRITONS)'
 	@echo 'make clean   remove .venv, results, build output and caches'
 	@echo ''
 	@echo 'PYTHON     builds .venv; Python 3.11, 3.12 or 3.13 (now $(PYTHON))'
@@ -56,6 +57,30 @@ lint: $(STAMP)
 	$(BIN)/cookbook lint
 	$(BIN)/cookbook sync --check
 	$(BIN)/cookbook badges --check
+
+# Each Triton in an environment of its own, with torch's CPU wheel: the CUDA
+# one wants its own Triton. Triton 3.6 needs a numpy before 2.4.
+TRITONS := 3.6.0 3.7.1 3.9.0
+TRITON_TESTS := tests/test_triton_rungs.py tests/test_triton_mode.py \
+	tests/test_compiled.py tests/test_kernel_faults.py \
+	tests/test_write_kv.py tests/test_attention_backends.py \
+	tests/test_edge_of_memory.py
+
+matrix: $(TRITONS:%=matrix-%)
+
+matrix-%:
+	test -x build/triton-$*/bin/python || \
+		$(PYTHON) -m venv build/triton-$*
+	grep -v -e '^triton==' -e '^numpy==' constraints.txt \
+		> build/triton-$*/constraints.txt
+	echo 'triton==$*' >> build/triton-$*/constraints.txt
+	case $* in 3.6.*) echo 'numpy<2.4';; *) grep '^numpy==' constraints.txt; \
+		esac >> build/triton-$*/constraints.txt
+	build/triton-$*/bin/python -m pip install --quiet \
+		--disable-pip-version-check -c build/triton-$*/constraints.txt \
+		-e '.[notebooks,test]' $(PIP_ARGS)
+	build/triton-$*/bin/python -m pytest -n $(JOBS) --dist worksteal \
+		-k 'not gather and not cpu' $(TRITON_TESTS)
 
 clean:
 	rm -rf $(VENV) build dist results llm_systems_cookbook.egg-info

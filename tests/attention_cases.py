@@ -84,15 +84,15 @@ OPTIONS: dict[str, Sequence[object]] = {
 }
 
 
-def pairwise(options: Mapping[str, Sequence[object]]) -> list[Case]:
-    """Return cases in which every two values of two options meet."""
+def pairwise(options: Mapping[str, Sequence[object]]) -> list[dict]:
+    """Return choices in which every two values of two options meet."""
     rng = random.Random(0)
     missing = {
         ((a, x), (b, y))
         for a, b in combinations(options, 2)
         for x, y in product(options[a], options[b])
     }
-    cases = []
+    choices = []
     while missing:
         first = min(missing, key=repr)
         candidates = [
@@ -101,8 +101,8 @@ def pairwise(options: Mapping[str, Sequence[object]]) -> list[Case]:
         ]
         best = max(candidates, key=lambda c: len(missing & _pairs(c)))
         missing -= _pairs(best)
-        cases.append(Case(**best, seed=len(cases)))
-    return cases
+        choices.append(best)
+    return choices
 
 
 def _pairs(choice: dict[str, object]) -> set:
@@ -335,7 +335,9 @@ def assert_matches_reference(
     assert error < TOLERANCE[inputs.query.dtype], f"relative error {error}"
 
 
-PAIRWISE = pairwise(OPTIONS)
+PAIRWISE = [
+    Case(**choice, seed=seed) for seed, choice in enumerate(pairwise(OPTIONS))
+]
 RANDOM = random_cases(200, seed=0)
 
 

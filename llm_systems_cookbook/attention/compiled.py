@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ class Spec:
         prefill: several query tokens a sequence, instead of one.
         num_splits: programs that share a sequence.
         options: window, softcap, ALiBi and sinks are compiled in.
-        hints: tell the compiler which numbers are divisible by 16, as a
+        hints: tell the compiler which arguments are divisible by 16, as a
             launch does.
+        unhinted: no hint for arguments whose names begin like this.
     """
 
     target: str
@@ -62,6 +64,7 @@ class Spec:
     num_splits: int = 1
     options: bool = False
     hints: bool = True
+    unhinted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,12 +136,13 @@ def _from_json(found: dict[str, Any]) -> Compiled:
     return Compiled(**found, loads=loads)
 
 
-def compile_one(spec: Spec) -> Compiled:
-    """Compile in this process, where the interpreter must be off."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def compile_one(spec: Spec, kernel: Any = None) -> Compiled:  # noqa: ANN401
+    """Compile in this process, where the interpreter must be off.
 
+    Args:
+        spec: the version to compile.
+        kernel: in place of `paged_attention_kernel`, with its arguments.
+    """
     from llm_systems_cookbook.attention import triton_backend as backend
     from llm_systems_cookbook.attention.triton_kernels import (
         paged_attention_kernel,
@@ -155,22 +159,13 @@ def compile_one(spec: Spec) -> Compiled:
         backend.COMPUTE[inputs.query.dtype],
         *backend.split_buffers(inputs, spec.num_splits),
     )
-    types, constants, hints = _signature(arguments)
-    names = paged_attention_kernel.arg_names
-    source = ASTSource(
-        paged_attention_kernel,
-        {name: types[name] for name in names},
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(n),): [["tt.divisibility", 16]] for n in hints}
-        if spec.hints
-        else {},
+    compiled = compile_call(
+        kernel or paged_attention_kernel,
+        arguments,
+        spec.target,
+        backend.compile_options(plan.tiles, spec.target),
+        lambda name: _is_hinted(name, spec),
     )
-    options = backend.compile_options(plan.tiles, spec.target)
-    if spec.target.startswith("sm_"):
-        target = GPUTarget("cuda", int(spec.target[3:]), 32)
-    else:
-        target = GPUTarget("hip", spec.target, 64)
-    compiled = triton.compile(source, target=target, options=options)
     return Compiled(
         **_resources(compiled, spec.target),
         shared=compiled.metadata.shared,
@@ -178,6 +173,51 @@ def compile_one(spec: Spec) -> Compiled:
         tile=arguments["TILE"],
         num_warps=plan.tiles.num_warps,
     )
+
+
+def compile_call(
+    kernel: Any,  # noqa: ANN401
+    arguments: dict[str, Any],
+    target: str,
+    options: dict[str, int],
+    is_hinted: Callable[[str], bool] = lambda name: True,
+) -> Any:  # noqa: ANN401
+    """Compile a kernel as a launch with these arguments would.
+
+    Args:
+        kernel: a function under `triton.jit`.
+        arguments: by name; tensors may be on the "meta" device.
+        target: as in `Spec`.
+        options: of Triton's compiler, such as num_warps.
+        is_hinted: whether an argument's divisibility is told.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types, constants, hints = _signature(arguments)
+    at = {name: (index,) for index, name in enumerate(kernel.arg_names)}
+    source = ASTSource(
+        kernel,
+        {name: types[name] for name in kernel.arg_names},
+        {at[name]: value for name, value in constants.items()},
+        {
+            at[name]: [["tt.divisibility", 16]]
+            for name in hints
+            if is_hinted(name)
+        },
+    )
+    if target.startswith("sm_"):
+        gpu = GPUTarget("cuda", int(target[3:]), 32)
+    else:
+        gpu = GPUTarget("hip", target, 64)
+    return triton.compile(source, target=gpu, options=options)
+
+
+def _is_hinted(name: str, spec: Spec) -> bool:
+    if spec.unhinted is not None and name.startswith(spec.unhinted):
+        return False
+    return spec.hints
 
 
 def _meta_inputs(spec: Spec) -> AttentionInputs:
@@ -273,7 +313,7 @@ def _nvidia(compiled: Any) -> dict[str, Any]:  # noqa: ANN401
         "registers": int(re.search(r"REG:(\d+)", usage)[1]),
         "spilled": int(re.search(r"STACK:(\d+)", usage)[1]),
         "scalar_spills": 0,
-        "loads": Counter(loads),
+        "loads": dict(Counter(loads)),
         "tensor_core": len(_TENSOR_CORE.findall(ptx)),
         "tf32": ptx.count("tf32"),
     }
@@ -318,7 +358,7 @@ def _amd(listing: str) -> dict[str, Any]:
         "registers": number("vgpr_count"),
         "spilled": number("private_segment_fixed_size"),
         "scalar_spills": number("sgpr_spill_count"),
-        "loads": Counter(loads),
+        "loads": dict(Counter(loads)),
         "tensor_core": len(re.findall(r"\bv_mfma", listing)),
         "tf32": listing.count("xf32"),
     }

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from llm_systems_cookbook.attention.inputs import FP8, AttentionInputs
 
-TILE = 16  # positions: two tiles, and what comes next, fit the L1 cache
+TILE = 16  # positions: a tile of keys and one of values fit the L1 cache
 CACHE_LINE = 64  # bytes
 QUERY_ROWS = 32  # rows x heads of a piece: each key is used so many times
 MIN_PIECE = 256  # positions: below, combining costs more than it gains
