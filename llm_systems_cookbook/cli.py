@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -19,6 +19,9 @@ from llm_systems_cookbook import lint as linting
 from llm_systems_cookbook.conditions import checkout_above, find_checkout
 from llm_systems_cookbook.plain_values import shown_measure, shown_value
 from llm_systems_cookbook.runner import CookbookError, Record
+
+if TYPE_CHECKING:
+    from llm_systems_cookbook.bench import Timing
 
 SHA256_DIGITS = 64
 
@@ -181,6 +184,88 @@ def lint(root: Root = None) -> None:
     _fail_if(any(not problem.is_warning for problem in problems))
 
 
+# --- Benchmarks -----------------------------------------------------------
+
+bench_app = typer.Typer(
+    help="Time the package's code on this machine.", no_args_is_help=True
+)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
+def _bench() -> None:
+    """Time the package's code on this machine."""
+
+
+@bench_app.command("attention")
+def bench_attention(
+    length: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Tokens in each sequence; repeatable."),
+    ] = None,
+    mixed: Annotated[
+        bool,
+        typer.Option(help="Lengths drawn from the Azure trace as well."),
+    ] = True,
+    longest: Annotated[
+        int | None, typer.Option(min=1, help="Cut mixed lengths off here.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 16,
+    heads: Annotated[int, typer.Option(min=1, help="Query heads.")] = 32,
+    kv_heads: Annotated[int, typer.Option(min=1, help="KV heads.")] = 8,
+    head_dim: Annotated[
+        list[int] | None, typer.Option(min=1, help="Repeatable.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1)] = 16,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="float32, float16 or bfloat16; repeatable."),
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(help="Candidates; all that fit the device without."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; a GPU where there is one.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of numbers and lengths.")] = 0,
+) -> None:
+    """Time decode attention against what else could compute it."""
+    # torch takes a second to import: only this command needs it.
+    import torch
+
+    from llm_systems_cookbook import bench
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    cases = [
+        (f"{n} tokens each", (n,) * batch) for n in length or (512, 1024, 2048)
+    ]
+    if mixed:
+        lengths, trace = bench.mixed_lengths(batch, seed, longest)
+        mean = sum(lengths) / batch
+        cases.append((f"{mean:.0f} tokens on average: {trace.label}", lengths))
+    try:
+        for name in dtype or ["float32"]:
+            for dim in head_dim or [128]:
+                for title, lengths in cases:
+                    shape = bench.Shape(
+                        lengths, heads, kv_heads, dim, block_size, name, device
+                    )
+                    timings = bench.measure(
+                        shape, backend, rounds=rounds, seed=seed
+                    )
+                    _print(_timings_table(f"{title}, {name}, {dim}", timings))
+                    typer.echo(
+                        f"minimal bytes: {shape.minimal_bytes():,}; a copy: "
+                        f"{bench.copy_rate(timings) / 1e9:.1f} GB/s"
+                    )
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
 # --- Tables ---------------------------------------------------------------
 
 
@@ -210,6 +295,18 @@ def _print_measures(records: list[Record]) -> None:
     for record in records:
         if record.measures:
             _print(_measures_table(record))
+
+
+def _timings_table(title: str, timings: list["Timing"]) -> Table:
+    from llm_systems_cookbook.bench import rows_of
+
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column("candidate", no_wrap=True)
+    for heading in ("time", "rate", "of copy", "spread", "over sdpa"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for row in rows_of(timings):
+        table.add_row(*row)
+    return table
 
 
 def _measures_table(record: Record) -> Table:
