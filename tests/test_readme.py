@@ -1,5 +1,6 @@
 """What the README shows runs, and what it names exists."""
 
+import ast
 import re
 
 from notebook_cells import NOTEBOOKS, ROOT
@@ -9,11 +10,15 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def test_python_examples_run():
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert blocks
+    namespace = {}
     for block in blocks:
-        namespace = {}
+        last = ast.parse(block).body[-1]
+        assert isinstance(last, ast.Expr)
         exec(block, namespace)
-        assert namespace["table"].slot(99) == 6 * 16 + 3
+        shown = eval(ast.unparse(last), namespace)
+    assert namespace["table"].slot(99) == 6 * 16 + 3
+    assert shown.shape == (1, 8, 64)
+    assert shown.isfinite().all()
 
 
 def test_linked_files_exist():
