@@ -25,6 +25,8 @@ TOLERANCE = {
     torch.float16: 2e-3,
     torch.bfloat16: 1e-2,
 }
+# Triton runs on a GPU where there is one, else in its interpreter.
+TRITON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MANY = 70  # tokens of a sequence over several blocks, at the least
 
 
@@ -313,13 +315,35 @@ def inputs_of(case: Case) -> AttentionInputs:
     return checked_inputs(**build(case))
 
 
+def device_of(backend: str) -> str:
+    return TRITON_DEVICE if backend == "triton" else "cpu"
+
+
+def moved(inputs: AttentionInputs, device: str) -> AttentionInputs:
+    """Return inputs on a device, with the strides they have."""
+    tensors = {
+        field.name: moved_tensor(value, device)
+        for field in fields(inputs)
+        if isinstance(value := getattr(inputs, field.name), torch.Tensor)
+    }
+    return replace(inputs, **tensors)
+
+
+def moved_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.as_strided((size,), (1,), 0).to(device)
+    return whole.as_strided(
+        tensor.shape, tensor.stride(), tensor.storage_offset()
+    )
+
+
 def poisoned_output(inputs: AttentionInputs) -> torch.Tensor:
     return inputs.output().fill_(torch.nan)
 
 
 def relative_error(actual: torch.Tensor, exact: torch.Tensor) -> float:
     """Return |actual - exact| / |exact|; NaN where actual has one."""
-    difference = (actual.double() - exact).norm()
+    difference = (actual.cpu().double() - exact).norm()
     if not difference.isnan() and exact.norm() == 0:
         return float(difference)
     return float(difference / exact.norm())
@@ -329,6 +353,7 @@ def assert_matches_reference(
     actual: torch.Tensor, inputs: AttentionInputs
 ) -> None:
     exact = reference_attention(inputs)
+    actual = actual.cpu()
     assert actual.shape == exact.shape
     assert actual.dtype == inputs.query.dtype
     error = relative_error(actual, exact)
@@ -339,7 +364,3 @@ PAIRWISE = [
     Case(**choice, seed=seed) for seed, choice in enumerate(pairwise(OPTIONS))
 ]
 RANDOM = random_cases(200, seed=0)
-
-
-def with_dtype(cases: Sequence[Case], dtype: torch.dtype) -> list[Case]:
-    return [replace(case, dtype=dtype) for case in cases]

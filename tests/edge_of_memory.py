@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import torch
+from attention_cases import device_of
 
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import (
@@ -98,18 +99,20 @@ def run_beyond_int32(backend: str) -> None:
     block_size, head_dim = 16, 64
     last = 2**31 // (block_size * head_dim) + 3
     shape = last + 1, 1, block_size, head_dim
-    # Memory that is never touched takes no room.
-    keys = torch.empty(shape, dtype=torch.float16)
-    values = torch.empty(shape, dtype=torch.float16)
+    # Memory of the host that is never touched takes no room.
+    device = device_of(backend)
+    keys = torch.empty(shape, dtype=torch.float16, device=device)
+    values = torch.empty(shape, dtype=torch.float16, device=device)
     generator = torch.Generator().manual_seed(0)
     for cache in (keys, values):
-        cache[last] = torch.randn(cache[last].shape, generator=generator)
+        rows = torch.randn(cache[last].shape, generator=generator)
+        cache[last] = rows.to(device)
     inputs = checked_inputs(
-        torch.randn(1, 4, head_dim, generator=generator).half(),
+        torch.randn(1, 4, head_dim, generator=generator).to(keys),
         keys,
         values,
-        torch.tensor([[last]], dtype=torch.int32),
-        torch.tensor([block_size - 3], dtype=torch.int32),
+        torch.tensor([[last]], dtype=torch.int32, device=device),
+        torch.tensor([block_size - 3], dtype=torch.int32, device=device),
     )
     out = torch.full_like(inputs.query, torch.nan)
     check(attend(inputs, backend, out), inputs)

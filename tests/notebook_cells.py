@@ -1,6 +1,7 @@
 """Run a notebook's cells in this process, with some of them replaced."""
 
 import ast
+import linecache
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ def code_cells(path: Path) -> list[nbformat.NotebookNode]:
 
 def run_cell(source: str, namespace: dict, name: str) -> None:
     code = TransformerManager().transform_cell(source)
+    # Triton reads the source of its kernels, as it can in a kernel of Jupyter.
+    linecache.cache[name] = len(code), None, code.splitlines(True), name
     exec(compile(code, name, "exec"), namespace)
 
 

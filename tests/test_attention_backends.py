@@ -13,7 +13,10 @@ from attention_cases import (
     assert_matches_reference,
     build,
     covered_pairs,
+    device_of,
     inputs_of,
+    moved,
+    moved_tensor,
     pairwise,
     poisoned_output,
     relative_error,
@@ -50,10 +53,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
     def run(
         inputs: AttentionInputs, backend: str, splits: int | None = None
     ) -> torch.Tensor:
+        inputs = moved(inputs, device_of(backend))
         out = poisoned_output(inputs)
         if backend != "triton" or splits is None:
-            return attend(inputs, backend, out)
-        return triton_backend.triton_attention(inputs, out, splits)
+            return attend(inputs, backend, out).cpu()
+        return triton_backend.triton_attention(inputs, out, splits).cpu()
 
     return run
 
@@ -157,8 +161,10 @@ def test_a_table_without_columns_serves_empty_sequences(
 def test_a_transposed_output_is_filled(backend: str):
     inputs = inputs_of(Case(lengths="around"))
     tokens, heads, dim = inputs.output().shape
-    out = torch.full((dim, heads, tokens), torch.nan).permute(2, 1, 0)
-    assert attend(inputs, backend, out) is out
+    device = device_of(backend)
+    out = torch.full((dim, heads, tokens), torch.nan, device=device)
+    out = out.permute(2, 1, 0)
+    assert attend(moved(inputs, device), backend, out) is out
     assert_matches_reference(out, inputs)
 
 
@@ -170,6 +176,14 @@ def test_every_other_column_of_a_table_is_a_table(backend: str, run: Callable):
     wide[:, ::2] = tables
     inputs = checked_inputs(**arguments | {"block_tables": wide[:, ::2]})
     assert_matches_reference(run(inputs, backend), inputs)
+
+
+def test_moved_tensors_keep_their_strides_and_what_is_around_them():
+    whole = torch.arange(24.0).view(4, 6)
+    view = whole[1:, ::2]
+    copy = moved_tensor(view, "cpu")
+    assert copy.stride() == view.stride()
+    assert torch.equal(copy, view)
 
 
 def test_pairwise_covers_every_pair_of_options():

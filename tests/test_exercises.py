@@ -15,6 +15,7 @@ from notebook_cells import (
 )
 
 from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.triton_mode import installed
 
 pytestmark = pytest.mark.usefixtures("results_in_tmp")
 
@@ -26,14 +27,20 @@ def results_in_tmp(tmp_path, monkeypatch):
     plt.close("all")
 
 
+NEEDS_TRITON = pytest.mark.skipif(
+    not installed("triton"), reason="Triton is not installed"
+)
+
+
 def answers(kind):
     for path in NOTEBOOKS:
         for file in sorted((ROOT / "solutions" / path.stem).glob("*.py")):
             exercise, _, wrong = file.stem.partition(".")
             if bool(wrong) == (kind == "wrong"):
-                yield pytest.param(
-                    path, exercise, file, id=f"{path.stem}:{file.stem}"
-                )
+                name = f"{path.stem}:{file.stem}"
+                kernel = "@triton.jit" in file.read_text()
+                marks = [NEEDS_TRITON] if kernel else []
+                yield pytest.param(path, exercise, file, id=name, marks=marks)
 
 
 @cache

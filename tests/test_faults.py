@@ -20,6 +20,7 @@ from faults import FAULTS, Fault
 from notebook_cells import ROOT, first_failed_check
 
 from llm_systems_cookbook.authoring import derived_source
+from llm_systems_cookbook.triton_mode import installed
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,8 @@ def package_from(folder: Path) -> Iterator[None]:
 def test_a_check_of_its_notebook_notices(
     fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    if "triton" in fault.module and not installed("triton"):
+        pytest.skip("Triton is not installed")
     path = faulty_copy(fault, tmp_path)
     monkeypatch.setenv("COOKBOOK_RESULTS", str(tmp_path / "results"))
     with package_from(tmp_path):

@@ -5,15 +5,26 @@ from dataclasses import replace
 import pytest
 import torch
 from attention_cases import (
+    TRITON_DEVICE,
     Case,
     assert_matches_reference,
     inputs_of,
+    moved,
     poisoned_output,
 )
+
+from llm_systems_cookbook.attention.inputs import AttentionInputs
 
 triton_rungs = pytest.importorskip(
     "llm_systems_cookbook.attention.triton_rungs", exc_type=ImportError
 )
+
+
+def run(rung: str, inputs: AttentionInputs, *more: int) -> torch.Tensor:
+    """Run a rung where Triton runs, into an output of NaN."""
+    inputs = moved(inputs, TRITON_DEVICE)
+    return triton_rungs.RUNGS[rung](inputs, poisoned_output(inputs), *more)
+
 
 ANY_BLOCK = ("tiled", "split")
 SHAPES = [
@@ -36,7 +47,7 @@ ODD_SHAPES = [
 @pytest.mark.parametrize("rung", triton_rungs.RUNGS)
 def test_matches_the_reference(rung: str, case: Case):
     inputs = inputs_of(case)
-    out = triton_rungs.RUNGS[rung](inputs, poisoned_output(inputs))
+    out = run(rung, inputs)
     assert_matches_reference(out, inputs)
 
 
@@ -44,32 +55,28 @@ def test_matches_the_reference(rung: str, case: Case):
 @pytest.mark.parametrize("rung", ANY_BLOCK)
 def test_tiles_take_any_block_size_and_head_dim(rung: str, case: Case):
     inputs = inputs_of(case)
-    out = triton_rungs.RUNGS[rung](inputs, poisoned_output(inputs))
+    out = run(rung, inputs)
     assert_matches_reference(out, inputs)
 
 
 @pytest.mark.parametrize("case", ODD_SHAPES, ids=str)
 @pytest.mark.parametrize("rung", ["per_head", "grouped"])
-def test_blocks_as_tiles_refuse_what_is_no_power_of_two(
-    rung: str, case: Case
-):
+def test_blocks_as_tiles_refuse_what_is_no_power_of_two(rung: str, case: Case):
     inputs = inputs_of(case)
     with pytest.raises(ValueError, match="power of two"):
-        triton_rungs.RUNGS[rung](inputs, poisoned_output(inputs))
+        run(rung, inputs)
 
 
 def test_grouped_rung_refuses_blocks_that_dot_cannot_take():
     inputs = inputs_of(Case(block_size=8))
     with pytest.raises(ValueError, match="at least 16, got 8"):
-        triton_rungs.RUNGS["grouped"](inputs, poisoned_output(inputs))
+        run("grouped", inputs)
 
 
 @pytest.mark.parametrize("splits", [2, 3, 8, 13])
 def test_more_splits_than_tiles_change_nothing(splits: int):
     inputs = inputs_of(Case(lengths="many", seed=3))
-    out = triton_rungs.split_attention(
-        inputs, poisoned_output(inputs), splits
-    )
+    out = run("split", inputs, splits)
     assert_matches_reference(out, inputs)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from attention_cases import Case, build, inputs_of
+from attention_cases import Case, build, device_of, inputs_of, moved
 from write_cases import WRITES, Write, write_problem
 
 from llm_systems_cookbook.attention.cache_write import write_kv
@@ -29,28 +29,35 @@ def test_every_token_lies_in_its_slot_and_nothing_else_changed(
 
 
 def caches(
-    dtype: torch.dtype = torch.float32, blocks: int = 3, size: int = 4
+    backend: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = blocks, 2, size, 8
-    return torch.zeros(shape).to(dtype), torch.zeros(shape).to(dtype)
+    shape, device = (3, 2, 4, 8), device_of(backend)
+    return (
+        torch.zeros(shape, device=device).to(dtype),
+        torch.zeros(shape, device=device).to(dtype),
+    )
 
 
 def rows(
-    count: int, dtype: torch.dtype = torch.float32
+    count: int, backend: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.ones(count, 2, 8).to(dtype), torch.ones(count, 2, 8).to(dtype)
+    device = device_of(backend)
+    return (
+        torch.ones(count, 2, 8, device=device),
+        torch.ones(count, 2, 8, device=device),
+    )
 
 
 def refused(
     slots: Sequence[int], match: str, backend: str = "cpu", **options: object
 ) -> None:
-    keys, values = caches()
+    keys, values = caches(backend)
     with pytest.raises(ValueError, match=match):
         write_kv(
-            *rows(len(slots)),
+            *rows(len(slots), backend),
             keys,
             values,
-            torch.tensor(slots),
+            torch.tensor(slots, device=keys.device),
             backend=backend,
             **options,
         )
@@ -73,9 +80,16 @@ def test_a_slot_for_two_tokens_is_refused(backend: str):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_bad_slot_writes_nothing_where_nothing_was_validated(backend: str):
-    keys, values = caches()
-    slots = torch.tensor([12, -2, 5, 2**40])
-    write_kv(*rows(4), keys, values, slots, validate=False, backend=backend)
+    keys, values = caches(backend)
+    slots = torch.tensor([12, -2, 5, 2**40], device=keys.device)
+    write_kv(
+        *rows(4, backend),
+        keys,
+        values,
+        slots,
+        validate=False,
+        backend=backend,
+    )
     for cache in (keys, values):
         written = cache.any(dim=3).nonzero().tolist()
         assert written == [[1, 0, 1], [1, 1, 1]]
@@ -109,10 +123,11 @@ def test_an_unknown_backend_is_refused():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", FP8, ids=str)
 def test_a_float8_cache_saturates(dtype: torch.dtype, backend: str):
-    keys, values = caches(dtype)
-    key, value = rows(2)
+    keys, values = caches(backend, dtype)
+    key, value = rows(2, backend)
     key[0], value[0] = 1e6, -1e6
-    write_kv(key, value, keys, values, torch.tensor([0, 5]), backend=backend)
+    slots = torch.tensor([0, 5], device=keys.device)
+    write_kv(key, value, keys, values, slots, backend=backend)
     largest = torch.finfo(dtype).max
     assert (keys[0, :, 0].float() == largest).all()
     assert (values[0, :, 0].float() == -largest).all()
@@ -125,55 +140,35 @@ def test_what_is_written_with_scales_is_read_with_them(
 ):
     """A cache of float8 and its scales hold numbers far from 1."""
     generator = torch.Generator().manual_seed(0)
-    keys, values = caches(dtype)
-    key = torch.randn(6, 2, 8, generator=generator) * 3000
-    value = torch.randn(6, 2, 8, generator=generator) * 0.001
-    k_scale, v_scale = torch.tensor([20.0, 10.0]), 1e-5
-    write_kv(
-        key,
-        value,
-        keys,
-        values,
-        torch.arange(4, 10),
-        k_scale=k_scale,
-        v_scale=v_scale,
-        backend=backend,
-    )
-    inputs = checked_inputs(
-        torch.randn(1, 4, 8, generator=generator),
-        keys,
-        values,
-        torch.tensor([[1, 2]]),
-        torch.tensor([6]),
-        scale=1e-4,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
-    plain = checked_inputs(
-        inputs.query,
-        key.transpose(0, 1)[None],
-        value.transpose(0, 1)[None],
-        torch.tensor([[0]]),
-        torch.tensor([6]),
-        scale=1e-4,
-    )
-    exact = reference_attention(plain)
-    out = attend(inputs, backend, inputs.output())
-    error = (out - exact).norm() / exact.norm()
-    assert error < 0.2, "float8 keeps two or three binary digits"
-    wrong = attend(
-        checked_inputs(
-            inputs.query,
-            keys,
-            values,
-            inputs.block_tables,
-            inputs.seq_lens,
+    device = device_of(backend)
+    keys, values = caches(backend, dtype)
+    key = torch.randn(6, 2, 8, generator=generator).to(device) * 3000
+    value = torch.randn(6, 2, 8, generator=generator).to(device) * 0.001
+    query = torch.randn(1, 4, 8, generator=generator).to(device)
+    scales = {
+        "k_scale": torch.tensor([20.0, 10.0], device=device),
+        "v_scale": 1e-5,
+    }
+    slots = torch.arange(4, 10, device=device)
+    write_kv(key, value, keys, values, slots, backend=backend, **scales)
+
+    def attended(*caches: torch.Tensor, **scales: object) -> torch.Tensor:
+        blocks = 2 if caches[0] is keys else 1
+        inputs = checked_inputs(
+            query,
+            *caches,
+            torch.arange(2, device=device)[None, :blocks] + (blocks - 1),
+            torch.tensor([6], device=device),
             scale=1e-4,
-        ),
-        backend,
-        inputs.output(),
-    )
-    assert (wrong - exact).norm() / exact.norm() > 10
+            **scales,
+        )
+        return attend(inputs, backend, inputs.output())
+
+    exact = attended(key.transpose(0, 1)[None], value.transpose(0, 1)[None])
+    error = (attended(keys, values, **scales) - exact).norm() / exact.norm()
+    assert error < 0.2, "float8 keeps two or three binary digits"
+    error = (attended(keys, values) - exact).norm() / exact.norm()
+    assert error > 10
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -181,8 +176,9 @@ def test_a_cache_written_token_by_token_serves_attention(backend: str):
     """Slots -> blocks -> attention: the two ends agree on what a slot is."""
     arguments = build(Case(block_size=5, lengths="around", seed=2))
     inputs = inputs_of(Case(block_size=5, lengths="around", seed=2))
-    keys = torch.full_like(arguments["key_cache"], torch.nan)
-    values = torch.full_like(arguments["value_cache"], torch.nan)
+    device = device_of(backend)
+    keys = torch.full_like(arguments["key_cache"], torch.nan).to(device)
+    values = torch.full_like(arguments["value_cache"], torch.nan).to(device)
     for row, length in zip(
         arguments["block_tables"].tolist(),
         arguments["seq_lens"].tolist(),
@@ -191,15 +187,15 @@ def test_a_cache_written_token_by_token_serves_attention(backend: str):
         where = [(row[p // 5], p % 5) for p in range(length)]
         ids, offsets = torch.tensor(where).T
         write_kv(
-            arguments["key_cache"][ids, :, offsets],
-            arguments["value_cache"][ids, :, offsets],
+            arguments["key_cache"][ids, :, offsets].to(device),
+            arguments["value_cache"][ids, :, offsets].to(device),
             keys,
             values,
-            ids * 5 + offsets,
+            (ids * 5 + offsets).to(device),
             backend=backend,
         )
-    arguments |= {"key_cache": keys, "value_cache": values}
-    written = checked_inputs(**arguments)
-    out = attend(written, backend, written.output())
+    arguments |= {"key_cache": keys.cpu(), "value_cache": values.cpu()}
+    written = moved(checked_inputs(**arguments), device)
+    out = attend(written, backend, written.output()).cpu()
     exact = reference_attention(inputs)
     assert (out - exact).norm() / exact.norm() < 1e-5

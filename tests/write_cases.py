@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 import torch
+from attention_cases import device_of, moved_tensor
 
 from llm_systems_cookbook.attention.cache_write import write_kv
 
@@ -49,15 +50,16 @@ WRITES = [
 def write_problem(case: Write, backend: str) -> str:
     """Write a case; return what differs from one copy at a time, or ""."""
     generator = torch.Generator().manual_seed(0)
-    key = _rows(case, case.head_dim, generator)
-    value = _rows(case, case.head_dim_v, generator)
+    device = device_of(backend)
+    key = moved_tensor(_rows(case, case.head_dim, generator), device)
+    value = moved_tensor(_rows(case, case.head_dim_v, generator), device)
     num_blocks = 2 + case.tokens // case.block_size
     slots = torch.randperm(num_blocks * case.block_size, generator=generator)
-    slots = slots[: case.tokens].to(case.index)
+    slots = slots[: case.tokens].to(device, case.index)
     if case.padding:
         slots[::3] = -1
-    keys, whole_keys = _cache(case, num_blocks, case.head_dim)
-    values, whole_values = _cache(case, num_blocks, case.head_dim_v)
+    keys, whole_keys = _cache(case, num_blocks, case.head_dim, device)
+    values, whole_values = _cache(case, num_blocks, case.head_dim_v, device)
     write_kv(key, value, keys, values, slots, backend=backend)
     for name, rows, cache, whole in (
         ("keys", key, keys, whole_keys),
@@ -86,15 +88,15 @@ def _rows(case: Write, dim: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _cache(
-    case: Write, num_blocks: int, dim: int
+    case: Write, num_blocks: int, dim: int, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a cache of NaN, and all of the memory that it lies in."""
     heads, size = case.heads, case.block_size
     if case.layout == "tokens_first":
         whole = torch.full((num_blocks, size, heads, dim), torch.nan)
-        whole = whole.to(case.dtype)
+        whole = whole.to(device, case.dtype)
         return whole.transpose(1, 2), whole
     extra = 3 if case.layout == "strided" else 0
     shape = num_blocks, heads + extra, size + extra, dim + extra
-    whole = torch.full(shape, torch.nan).to(case.dtype)
+    whole = torch.full(shape, torch.nan).to(device, case.dtype)
     return whole[:, extra:, extra:, extra:], whole
