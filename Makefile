@@ -61,7 +61,8 @@ lint: $(STAMP)
 # Each Triton in an environment of its own, with torch's CPU wheel: the CUDA
 # one wants its own Triton. Triton 3.6 needs a numpy before 2.4.
 TRITONS := 3.6.0 3.7.1 3.9.0
-TRITON_TESTS := tests/test_triton_rungs.py tests/test_triton_mode.py \
+TRITON_TESTS := tests/test_triton_backend.py \
+	tests/test_triton_rungs.py tests/test_triton_mode.py \
 	tests/test_compiled.py tests/test_kernel_faults.py \
 	tests/test_write_kv.py tests/test_attention_backends.py \
 	tests/test_edge_of_memory.py
