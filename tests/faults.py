@@ -20,6 +20,7 @@ WASTE = "memory/waste.py"
 KV_CACHE = "attention/kv_cache.py"
 CACHE_WRITE = "attention/cache_write.py"
 GATHER = "attention/gather.py"
+TRITON = "attention/triton_kernels.py"
 
 FAULTS = [
     Fault(
@@ -767,5 +768,163 @@ FAULTS = [
         "self.host_keys, self.keys, self.host_values, self.values)",
         "self.host_keys, self.keys, self.values, self.values)",
         "swapped_bytes_come_back_equal",
+    ),
+    # --- notebook 07 ---
+    Fault(
+        "missing rescale of one head",
+        "07_triton_paged_attention",
+        TRITON,
+        "        mixed = mixed * rescale + tl.sum(weights[:, None] * v, 0)",
+        "        mixed = mixed + tl.sum(weights[:, None] * v, 0)",
+        "per_head_kernel_equals_float64",
+    ),
+    Fault(
+        "wrong KV head for a query head",
+        "07_triton_paged_attention",
+        TRITON,
+        "    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)",
+        "    kv_head = head % NUM_KV_HEADS",
+        "per_head_kernel_equals_float64",
+    ),
+    Fault(
+        "values unmasked",
+        "07_triton_paged_attention",
+        TRITON,
+        "values + at, mask=live[:, None], other=0.0).to(tl.float32)",
+        "values + at).to(tl.float32)",
+        "per_head_kernel_equals_float64",
+    ),
+    Fault(
+        "keys past the end are loaded",
+        "07_triton_paged_attention",
+        TRITON,
+        "keys + at, mask=live[:, None], other=0.0).to(tl.float32)",
+        "keys + at).to(tl.float32)",
+        "kernels_load_what_was_predicted",
+    ),
+    Fault(
+        "missing rescale of the total",
+        "07_triton_paged_attention",
+        TRITON,
+        "    total = total * rescale + tl.sum(weights, 1)",
+        "    total = total + tl.sum(weights, 1)",
+        "grouped_kernel_equals_float64",
+    ),
+    Fault(
+        "a row without a token is NaN",
+        "07_triton_paged_attention",
+        TRITON,
+        "    return mixed / tl.where(none, 1.0, total)[:, None]",
+        "    return mixed / total[:, None]",
+        "grouped_kernel_equals_float64",
+    ),
+    Fault(
+        "remainder by a bit mask",
+        "07_triton_paged_attention",
+        TRITON,
+        "        slot += position % BLOCK_SIZE",
+        "        slot += position & (BLOCK_SIZE - 1)",
+        "tiled_kernel_equals_float64_at_any_block_size",
+    ),
+    Fault(
+        "tile looks up one block id",
+        "07_triton_paged_attention",
+        TRITON,
+        "tl.load(table + position // BLOCK_SIZE, mask=live, other=0)",
+        "tl.load(table + start // BLOCK_SIZE + 0 * position)",
+        "tiled_kernel_equals_float64_at_any_block_size",
+    ),
+    Fault(
+        "last partial tile dropped",
+        "07_triton_paged_attention",
+        TRITON,
+        """    for start in range(begin, end, TILE):
+        position = start + tl.arange(0, TILE)
+        live = position < end""",
+        """    for start in range(begin, end // TILE * TILE, TILE):
+        position = start + tl.arange(0, TILE)
+        live = position < end""",
+        "tiled_kernel_equals_float64_at_any_block_size",
+    ),
+    Fault(
+        "tokens past the last even split lost",
+        "07_triton_paged_attention",
+        TRITON,
+        "    per_split = tl.cdiv(tl.cdiv(length, TILE), SPLITS) * TILE",
+        "    per_split = tl.cdiv(length, TILE) // SPLITS * TILE",
+        "split_kernels_equal_float64",
+    ),
+    Fault(
+        "last split lost",
+        "07_triton_paged_attention",
+        TRITON,
+        "    used = split < splits",
+        "    used = split < splits - 1",
+        "split_kernels_equal_float64",
+    ),
+    Fault(
+        "empty split weighs as much as a score of 0",
+        "07_triton_paged_attention",
+        TRITON,
+        '    return tl.where(none, float("-inf"), largest + log_total)',
+        "    return tl.where(none, 0.0, largest + log_total)",
+        "split_kernels_equal_float64",
+    ),
+    Fault(
+        "keys' strides used for values",
+        "07_triton_paged_attention",
+        TRITON,
+        "kv_head * value_stride_head + offset * value_stride_slot",
+        "kv_head * key_stride_head + offset * key_stride_slot",
+        "strides_are_followed",
+    ),
+    Fault(
+        "a token sees the next one",
+        "07_triton_paged_attention",
+        TRITON,
+        "position[None, :] <= row_position[:, None])",
+        "position[None, :] <= row_position[:, None] + 1)",
+        "prefill_is_causal",
+    ),
+    Fault(
+        "window a token too long",
+        "07_triton_paged_attention",
+        TRITON,
+        "(position[None, :] > row_position[:, None] - window)",
+        "(position[None, :] >= row_position[:, None] - window)",
+        "window_is_exact",
+    ),
+    Fault(
+        "ALiBi prefers what is far away",
+        "07_triton_paged_attention",
+        TRITON,
+        "(position - (length - 1)).to(tl.float32)",
+        "(length - 1 - position).to(tl.float32)",
+        "alibi_is_exact",
+    ),
+    Fault(
+        "sink forgotten in the total",
+        "07_triton_paged_attention",
+        TRITON,
+        "    total = total * rescale + tl.exp(sink - grown)",
+        "    total = total * rescale",
+        "sinks_are_exact",
+    ),
+    Fault(
+        "float8 scale of the values dropped",
+        "07_triton_paged_attention",
+        TRITON,
+        "        mixed = mixed * tl.load(v_scale + kv_head)",
+        "        mixed = mixed * 1.0",
+        "float8_caches_are_scaled",
+    ),
+    Fault(
+        "a missing block passes for zeros",
+        "07_triton_paged_attention",
+        TRITON,
+        """        scores = tl.where(known[None, :], scores, float("nan"))
+""",
+        "",
+        "a_missing_block_makes_its_sequence_nan_and_no_other",
     ),
 ]

@@ -45,6 +45,15 @@ def draw_refcounts(title=LONG):
     return plots.refcounts([2, 1, 0] * 7, [1, 1, 1] * 7, title=title)
 
 
+def draw_programs(title=LONG):
+    steps = [[[7, 2], [5], [1], [12], [3, 4], [6], [8], [9, 10, 11, 13]]] * 5
+    names = ["A, head 0", "A, head 1", "A, a head with a name too long to fit"]
+    programs = {
+        f"{names[i % 3]} {i}": ("AB"[i % 2], 0, steps[i]) for i in range(5)
+    }
+    return plots.program_grid(programs | {"C": ("C", 1, [])}, title=title)
+
+
 def draw_split(title=LONG):
     return plots.split_bars(
         {"reserve max": MAX, "paged, block 16": PAGED},
@@ -96,6 +105,7 @@ DRAWINGS = [
     draw_grid,
     draw_tables,
     draw_refcounts,
+    draw_programs,
     draw_split,
     draw_used,
     draw_waste,
@@ -412,6 +422,66 @@ def test_refcounts_refuses_bad_input(before, after, message):
 
 
 # --- split_bars and used_and_wasted ----------------------------------------
+
+
+def test_program_grid_writes_the_blocks_of_each_step_in_order():
+    fig = plots.program_grid({"one": ("A", 0, [[7, 2], [5]])}, title="t")
+    written = texts(fig)
+    assert {"one", "step 1", "step 2"} <= set(written)
+    assert written.index("7+2") < written.index("5")
+    assert "step 3" not in written
+
+
+def test_program_grid_hatches_what_the_programs_above_have_read():
+    fig = plots.program_grid(
+        {
+            "first": ("A", 0, [[7], [2]]),
+            "same head": ("A", 0, [[7], [3]]),
+            "other head": ("A", 1, [[7]]),
+        },
+        title="t",
+    )
+    key = 1
+    assert len(areas(fig, plots.WASTE)) == 1 + key
+    assert len(areas(fig, plots.LIVE)) == 4 + key
+    assert "read again for the same KV head" in texts(fig)
+
+
+def test_program_grid_a_program_does_not_repeat_itself():
+    fig = plots.program_grid({"one": ("A", 0, [[7], [7]])}, title="t")
+    assert not areas(fig, plots.WASTE)
+    assert "read again for the same KV head" not in texts(fig)
+
+
+def test_program_grid_a_step_with_any_new_block_is_not_hatched():
+    fig = plots.program_grid(
+        {"one": ("A", 0, [[7]]), "two": ("A", 0, [[7, 8]])}, title="t"
+    )
+    assert not areas(fig, plots.WASTE)
+
+
+def test_program_grid_tells_sequences_apart_and_says_who_has_no_work():
+    fig = plots.program_grid(
+        {"a": ("A", 0, [[0]]), "b": ("B", 0, [[1]]), "c": ("B", 0, [])},
+        title="t",
+    )
+    blues = [areas(fig, shade) for shade in plots._LIVE_SHADES[:2]]
+    assert [len(found) for found in blues] == [1 + 1, 1]  # and the key
+    assert texts(fig).count("nothing to read") == 1
+
+
+@pytest.mark.parametrize(
+    ("programs", "message"),
+    [
+        ({}, "programs is empty"),
+        ({"p": ("A", 0, [[1], []])}, "p: step 2 reads no block"),
+        ({"p": ("A", 0, [[1, -1]])}, "p: step 1 reads block -1, below 0"),
+    ],
+)
+def test_program_grid_refuses_bad_input(programs, message):
+    with pytest.raises(ValueError, match=message):
+        plots.program_grid(programs, title="t")
+    assert not plt.get_fignums()
 
 
 def test_split_bars_widths_are_the_shares():
