@@ -58,8 +58,9 @@ lint: $(STAMP)
 	$(BIN)/cookbook sync --check
 	$(BIN)/cookbook badges --check
 
-# Each Triton in an environment of its own, with torch's CPU wheel: the CUDA
-# one wants its own Triton. Triton 3.6 needs a numpy before 2.4.
+# Each Triton in an environment of its own. torch's CUDA wheel wants its own
+# Triton and is refused: on Linux, name the index of CPU wheels in PIP_ARGS.
+# Triton 3.6 needs a numpy before 2.4.
 TRITONS := 3.6.0 3.7.1 3.9.0
 TRITON_TESTS := tests/test_triton_backend.py \
 	tests/test_triton_rungs.py tests/test_triton_mode.py \
@@ -81,7 +82,8 @@ matrix-%:
 		--disable-pip-version-check -c build/triton-$*/constraints.txt \
 		-e '.[notebooks,test]' $(PIP_ARGS)
 	build/triton-$*/bin/python -m pytest -n $(JOBS) --dist worksteal \
-		-k 'not gather and not cpu' $(TRITON_TESTS)
+		--nbmake --nbmake-timeout=120 -k 'not gather and not cpu' \
+		$(TRITON_TESTS) notebooks/07_triton_paged_attention.ipynb
 
 clean:
 	rm -rf $(VENV) build dist results llm_systems_cookbook.egg-info

@@ -8,6 +8,11 @@ of which every candidate has its turn, and its fastest call counts. Mixed
 lengths are those of 16 requests drawn from the Azure 2023 conversation trace,
 each in the middle of its output; there SDPA pads to the longest and masks. The
 gather is recorded beside it.
+
+No GPU is measured here. Where there is one:
+
+    cookbook bench attention --device cuda --dtype float16 --batch 64 \\
+        --length 4096 --no-mixed
 """
 
 import statistics

@@ -261,7 +261,8 @@ def bench_attention(
                         f"minimal bytes: {shape.minimal_bytes():,}; a copy: "
                         f"{bench.copy_rate(timings) / 1e9:.1f} GB/s"
                     )
-    except ValueError as error:
+    except (AssertionError, RuntimeError, ValueError) as error:
+        # A wrong result, a device that is not here, an option out of range.
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
 

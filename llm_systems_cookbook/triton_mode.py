@@ -11,6 +11,7 @@ from pathlib import Path
 
 INTERPRET = "TRITON_INTERPRET"
 BACKEND = "COOKBOOK_BACKEND"
+BACKENDS = ("reference", "gather", "cpu", "triton")
 
 # Files that a driver leaves: without one of them torch need not be asked.
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/kfd", "/dev/dxg")
@@ -44,6 +45,8 @@ def has_gpu() -> bool:
 def attention_runs_on() -> str:
     """Return, for a reader, the backend that `paged_attention` takes here."""
     forced = os.environ.get(BACKEND)
+    if forced and forced not in BACKENDS:
+        return f"{forced}, which is no backend ({BACKEND} says so)"
     if forced:
         return f"{forced} ({BACKEND} says so)"
     if has_gpu():
@@ -65,7 +68,7 @@ def turn_interpreter_on() -> str:
         return "not installed here; its cells are skipped"
     if has_gpu():
         return "compiles for the GPU"
-    if "triton" in sys.modules and not _interpreting():
+    if "triton" in sys.modules and not interpreting():
         raise RestartKernel(
             "Triton was imported before its interpreter could be turned on. "
             "Restart the kernel, and run this cell first."
@@ -74,8 +77,11 @@ def turn_interpreter_on() -> str:
     return "interpreted on the CPU, because there is no GPU"
 
 
-def _interpreting() -> bool:
-    """Tell how Triton was imported, by one of its own functions."""
+def interpreting() -> bool:
+    """Tell whether Triton was imported to interpret; imports it.
+
+    One of its own functions shows it.
+    """
     import triton.language as tl
     from triton.runtime.jit import JITFunction
 

@@ -8,7 +8,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import combinations, product
+from types import ModuleType
 
+import pytest
 import torch
 
 from llm_systems_cookbook.attention.inputs import (
@@ -44,8 +46,8 @@ class Case:
     lengths: str = "edges"  # edges, around, many, single, zeros
     table: str = "padded"  # padded, stale, shared, exact
     index: torch.dtype = torch.int32
-    layout: str = "plain"  # plain, strided, interleaved, tokens_first
-    query_layout: str = "plain"  # plain, strided
+    layout: str = "plain"  # see OPTIONS
+    query_layout: str = "plain"
     mode: str = "decode"  # decode, prefill
     window: str | None = None  # None, one, block, over, beyond
     softcap: bool = False
@@ -75,8 +77,14 @@ OPTIONS: dict[str, Sequence[object]] = {
     "lengths": ("edges", "around", "many", "zeros"),
     "table": ("padded", "stale", "shared", "exact"),
     "index": (torch.int32, torch.int64),
-    "layout": ("plain", "strided", "interleaved", "tokens_first"),
-    "query_layout": ("plain", "strided"),
+    "layout": (
+        "plain",
+        "strided",
+        "interleaved",
+        "tokens_first",
+        "dims_apart",
+    ),
+    "query_layout": ("plain", "strided", "dims_apart"),
     "mode": ("decode", "prefill"),
     "window": (None, "one", "block", "over", "beyond"),
     "softcap": (False, True),
@@ -173,13 +181,16 @@ def build(case: Case) -> dict:
         )
         wide[:, 1] = query
         query = wide[:, 1]
+    if case.query_layout == "dims_apart":
+        query = query.mT.contiguous().mT
     per_head = torch.randn(num_heads, generator=generator)
     scales = {}
     if case.cache is not None:
         scales = {
             "k_scale": torch.rand(case.num_kv_heads, generator=generator)
             + 0.5,
-            "v_scale": float(torch.rand(1, generator=generator) + 0.5),
+            "v_scale": torch.rand(case.num_kv_heads, generator=generator)
+            + 0.5,
         }
     return {
         "query": query,
@@ -238,9 +249,12 @@ def _tables(
         for i in range(first // block):
             row[i] = -1  # before the window: given back
     width = max(counts) + (0 if case.table == "exact" else 2)
-    padding = {"stale": [free[0], num_blocks + 7, free[1]]}.get(
-        case.table, [-1]
-    )
+    padding = {
+        "padded": [-1],
+        "shared": [-1],
+        "exact": [-1],  # of the shorter rows
+        "stale": [free[0], num_blocks + 7, free[1]],
+    }[case.table]
     for row in rows:
         row += [rng.choice(padding) for _ in range(width - len(row))]
     return rows, num_blocks, live
@@ -290,6 +304,9 @@ def _storage(
     if case.layout == "interleaved":
         both = nan(num_blocks, heads, block, dim + dim_v)
         return both[..., :dim], both[..., dim:]
+    if case.layout == "dims_apart":
+        keys = nan(num_blocks, heads, dim, block).mT
+        return keys, nan(dim_v, num_blocks, heads, block).movedim(0, 3)
     if case.layout == "tokens_first":
         keys = nan(num_blocks, block, heads, dim).transpose(1, 2)
         values = nan(num_blocks, block, heads, dim_v).transpose(1, 2)
@@ -339,6 +356,17 @@ def moved_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 def poisoned_output(inputs: AttentionInputs) -> torch.Tensor:
     return inputs.output().fill_(torch.nan)
+
+
+def poison_parts(monkeypatch: pytest.MonkeyPatch, user: ModuleType) -> None:
+    """Fill with NaN what the splits of a kernel are to write."""
+    unpoisoned = user.split_buffers
+
+    def poisoned(*args: object) -> list[torch.Tensor | None]:
+        parts = unpoisoned(*args)
+        return [p if p is None else p.fill_(torch.nan) for p in parts]
+
+    monkeypatch.setattr(user, "split_buffers", poisoned)
 
 
 def relative_error(actual: torch.Tensor, exact: torch.Tensor) -> float:

@@ -13,7 +13,7 @@ import torch
 from attention_cases import Case, build
 
 from llm_systems_cookbook.attention import triton_backend, triton_rungs
-from llm_systems_cookbook.attention.compiled import compile_call
+from llm_systems_cookbook.attention.compiled import _resources, compile_call
 from llm_systems_cookbook.attention.inputs import checked_inputs
 
 KERNELS = (
@@ -33,7 +33,7 @@ class Recorder:
 
     def __init__(self, kernel: Any, target: str) -> None:
         self.kernel, self.target = kernel, target
-        self.launches = 0
+        self.launches = self.spilled = 0
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         assert all(size > 0 for size in grid)
@@ -43,7 +43,8 @@ class Recorder:
         options = {k: named.pop(k) for k in OPTIONS if k in named}
         names = self.kernel.arg_names
         arguments = dict(zip(names, args, strict=False)) | named
-        compile_call(self.kernel, arguments, self.target, options)
+        found = compile_call(self.kernel, arguments, self.target, options)
+        self.spilled += _resources(found, self.target)["spilled"]
         self.launches += 1
 
 
@@ -61,6 +62,7 @@ def main(target: str) -> None:
             for case in (
                 Case(dtype=dtype, index=index),
                 Case(dtype=dtype, index=index, mode="prefill", splits=8),
+                Case(dtype=dtype, index=index, head_dim=256, splits=64),
             ):
                 inputs = on_meta(case)
                 triton_backend.triton_attention(
@@ -77,7 +79,7 @@ def main(target: str) -> None:
                 None,
             )
     for name, recorder in recorders.items():
-        print(name, recorder.launches)
+        print(name, recorder.launches, recorder.spilled)
 
 
 def on_meta(case: Case) -> Any:

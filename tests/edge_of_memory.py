@@ -12,11 +12,13 @@ import importlib.util
 import math
 import mmap
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from attention_cases import device_of
 
+from llm_systems_cookbook.attention.cache_write import write_kv
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
@@ -93,29 +95,71 @@ def run_guarded(backend: str) -> None:
             if inputs.query_start_loc is None:
                 out = guarded(out)
             check(attend(inputs, backend, out), inputs)
+    one_token_past_the_table(backend)
+
+
+def one_token_past_the_table(backend: str) -> None:
+    inputs = guarded_inputs(1)
+    lengths = inputs.seq_lens.clone()
+    lengths[-1] += 1
+    inputs = replace(inputs, seq_lens=lengths)
+    out = attend(inputs, backend, torch.zeros_like(inputs.query))
+    if not out[-1].isnan().all():
+        raise SystemExit("relative error: a token past the table was found")
 
 
 def run_beyond_int32(backend: str) -> None:
+    for far in ("block", "head", "slot"):
+        attend_far_away(backend, far)
+    if backend != "gather":
+        write_far_away(backend)
+
+
+def attend_far_away(backend: str, far: str) -> None:
+    """Read the last block, head or slot of a cache of over 2**31 elements.
+
+    A head or a slot lies less than 2**31 elements from the next one, so that
+    only the product with its index outgrows 32 bits.
+    """
     block_size, head_dim = 16, 64
-    last = 2**31 // (block_size * head_dim) + 3
-    shape = last + 1, 1, block_size, head_dim
+    count = 2**31 // (block_size * head_dim) + 4
+    heads = 3 if far == "head" else 1
     # Memory of the host that is never touched takes no room.
+    shape, order = {
+        "block": ((count, 1, block_size, head_dim), (0, 1, 2, 3)),
+        "head": ((heads, count // 4 * 3, block_size, head_dim), (1, 0, 2, 3)),
+        "slot": ((block_size, 2 * count, 1, head_dim), (1, 2, 0, 3)),
+    }[far]
     device = device_of(backend)
-    keys = torch.empty(shape, dtype=torch.float16, device=device)
-    values = torch.empty(shape, dtype=torch.float16, device=device)
+    cache = torch.empty(shape, dtype=torch.float16, device=device)
+    cache = cache.permute(order)
+    last = count - 1 if far == "block" else 2
     generator = torch.Generator().manual_seed(0)
-    for cache in (keys, values):
-        rows = torch.randn(cache[last].shape, generator=generator)
-        cache[last] = rows.to(device)
+    rows = torch.randn(cache[last].shape, generator=generator)
+    cache[last] = rows.to(device)
     inputs = checked_inputs(
-        torch.randn(1, 4, head_dim, generator=generator).to(keys),
-        keys,
-        values,
+        torch.randn(1, 2 * heads, head_dim, generator=generator).to(cache),
+        cache,
+        cache,
         torch.tensor([[last]], dtype=torch.int32, device=device),
-        torch.tensor([block_size - 3], dtype=torch.int32, device=device),
+        torch.tensor([block_size], dtype=torch.int32, device=device),
     )
     out = torch.full_like(inputs.query, torch.nan)
     check(attend(inputs, backend, out), inputs)
+
+
+def write_far_away(backend: str) -> None:
+    head_dim, device = 64, device_of(backend)
+    count = 2**31 // head_dim + 4
+    keys, values = (
+        torch.empty(count, 1, 1, head_dim, dtype=torch.float16, device=device)
+        for _ in range(2)
+    )
+    key = torch.ones(1, 1, head_dim).to(keys)
+    slots = torch.tensor([count - 1], dtype=torch.int32, device=device)
+    write_kv(key, 2 * key, keys, values, slots, backend=backend)
+    if not ((keys[-1] == 1).all() and (values[-1] == 2).all()):
+        raise SystemExit("relative error: the last slot was not written")
 
 
 def check(out: torch.Tensor, inputs: AttentionInputs) -> None:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 class KernelFault(NamedTuple):
     """One piece of triton_kernels.py, and a faulty one in its place.
 
-    `noticed` says by what: "grid", "rungs", "extremes" or "write" run in this
-    process, "guard" and "int32" in one that may crash. "equivalent" changes
-    no result, and `why` explains it.
+    `noticed` says by what: a key of NOTICES in test_kernel_faults.py, which
+    runs in that process, or "guard" or "int32", in one that may crash.
+    "equivalent" changes no result, and `why` explains it.
     """
 
     name: str
@@ -40,8 +40,10 @@ FAULTS = [
     ),
     KernelFault(
         "a row without tokens is NaN",
-        'base = tl.where(grown == float("-inf"), 0.0, grown)',
-        "base = grown",
+        'base = tl.where(grown == float("-inf"), 0.0, grown)\n'
+        "    rescale = tl.exp(largest - base)\n"
+        "    weights",
+        "base = grown\n    rescale = tl.exp(largest - base)\n    weights",
         "grid",
     ),
     KernelFault(
@@ -242,7 +244,7 @@ FAULTS = [
     ),
     KernelFault(
         "parts averaged instead of weighed",
-        "weights = tl.exp(log_sums - base)",
+        "weights = tl.exp(lses - base)",
         "weights = tl.where(used, 1.0, 0.0)",
         "grid",
     ),
@@ -257,14 +259,14 @@ FAULTS = [
         "ALiBi offset",
         "distance = (position - (length - 1)).to(tl.float32)",
         "distance = (position - length).to(tl.float32)",
+        # Without a sink the softmax cancels what all scores have in common:
+        # only cases with both tell.
         "grid",
-        "Without a sink the softmax cancels what all scores have in common: "
-        "only cases with both tell.",
     ),
     KernelFault(
         "soft-cap overflow",
-        "scores = 1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0)",
-        "scores = (tl.exp(2.0 * scores) - 1.0) / (tl.exp(2.0 * scores) + 1.0)",
+        "large = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)",
+        "large = (tl.exp(2.0 * x) - 1.0) / (tl.exp(2.0 * x) + 1.0)",
         "extremes",
     ),
     KernelFault(
@@ -290,8 +292,8 @@ FAULTS = [
     ),
     KernelFault(
         "sink not rescaled",
-        "total = total * rescale + tl.exp(sink - grown)",
-        "total = total + tl.exp(sink - grown)",
+        "total = total * rescale + tl.exp(sink - base)",
+        "total = total + tl.exp(sink - base)",
         "grid",
     ),
     KernelFault(
@@ -317,6 +319,76 @@ FAULTS = [
         "if E5M2:",
         "if not E5M2:",
         "grid",
+    ),
+    KernelFault(
+        "soft cap that cancels where scores are small",
+        "return tl.where(square < 0.04, small, large)",
+        "return large",
+        "extremes",
+    ),
+    KernelFault(
+        "length 0 with a sink of -inf is NaN",
+        'base = tl.where(grown == float("-inf"), 0.0, grown)\n'
+        "    rescale = tl.exp(largest - base)\n"
+        "    total = total * rescale + tl.exp(sink",
+        "base = grown\n"
+        "    rescale = tl.exp(largest - base)\n"
+        "    total = total * rescale + tl.exp(sink",
+        "extremes",
+    ),
+    KernelFault(
+        "value scale of the first head for all",
+        "tl.load(v_scale + kv_head)",
+        "tl.load(v_scale)",
+        "grid",
+    ),
+    KernelFault(
+        "fp8 NaN becomes a number",
+        'return tl.where(magnitude == 0x7F, float("nan"), number)',
+        "return number",
+        "fp8",
+    ),
+    KernelFault(
+        "query's numbers taken for neighbours",
+        "dim[None, :] * query_stride_dim",
+        "dim[None, :]",
+        "grid",
+    ),
+    KernelFault(
+        "cache's numbers taken for neighbours",
+        "at = slot_at[:, None] + dim[None, :] * stride_dim",
+        "at = slot_at[:, None] + dim[None, :]",
+        "grid",
+    ),
+    KernelFault(
+        "rows of padding write the next program's tokens",
+        "row_used = (rows < QUERY_TILE * GROUP) & (index < query_len)",
+        "row_used = index < query_len",
+        "one program",
+    ),
+    KernelFault(
+        "tables looked up past their last column",
+        "in_table = wanted & (block < max_blocks)",
+        "in_table = wanted",
+        "guard",
+    ),
+    KernelFault(
+        "slots counted in 32 bits",
+        "offset = (position % BLOCK_SIZE).to(tl.int64)",
+        "offset = position % BLOCK_SIZE",
+        "int32",
+    ),
+    KernelFault(
+        "KV heads counted in 32 bits",
+        "tile, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)",
+        "tile, kv_head = tl.program_id(0), tl.program_id(1)",
+        "int32",
+    ),
+    KernelFault(
+        "slots written in 32 bits",
+        "slot = tl.load(slots + token).to(tl.int64)",
+        "slot = tl.load(slots + token).to(tl.int32)",
+        "int32",
     ),
     # --- The cache write -----------------------------------------------------
     KernelFault(

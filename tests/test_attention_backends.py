@@ -18,6 +18,7 @@ from attention_cases import (
     moved,
     moved_tensor,
     pairwise,
+    poison_parts,
     poisoned_output,
     relative_error,
 )
@@ -42,13 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
     if HAS_TRITON:
         from llm_systems_cookbook.attention import triton_backend
 
-        unpoisoned = triton_backend.split_buffers
-
-        def poisoned(*args: object) -> list[torch.Tensor | None]:
-            parts = unpoisoned(*args)
-            return [p if p is None else p.fill_(torch.nan) for p in parts]
-
-        monkeypatch.setattr(triton_backend, "split_buffers", poisoned)
+        poison_parts(monkeypatch, triton_backend)
 
     def run(
         inputs: AttentionInputs, backend: str, splits: int | None = None
@@ -71,11 +66,13 @@ def test_matches_the_reference(case: Case, backend: str, run: Callable):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", ["decode", "prefill"])
-@pytest.mark.parametrize("bad", [-1, 10_000, -(2**31)])
+@pytest.mark.parametrize("bad", [-1, "one too many", 10_000, -(2**31)])
 def test_an_unknown_block_is_nan_where_nothing_was_validated(
-    backend: str, mode: str, bad: int, run: Callable
+    backend: str, mode: str, bad: int | str, run: Callable
 ):
     arguments = build(Case(lengths="many", mode=mode, splits=2, seed=5))
+    if bad == "one too many":
+        bad = len(arguments["key_cache"])
     clean = checked_inputs(**arguments)
     tables = arguments["block_tables"].clone()
     tables[1, 0] = bad
@@ -115,6 +112,55 @@ def test_nan_in_a_key_reaches_its_own_sequence_and_no_other(
         [out[[0, 2]].flatten(), out[1, inputs.group :].flatten()]
     )
     assert others.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["query", "key_cache", "value_cache"])
+def test_a_sequence_of_nan_alone_stays_nan(
+    backend: str, name: str, run: Callable
+):
+    arguments = build(Case(lengths="around"))
+    tensor = arguments[name]
+    if name == "query":
+        tensor[1] = torch.nan
+    else:
+        tensor[int(arguments["block_tables"][1, 0])] = torch.nan
+    out = run(checked_inputs(**arguments), backend)
+    assert out[1].isnan().all()
+    assert out[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cap", [2.0, 50.0, 500.0, 1e4])
+def test_a_soft_cap_of_any_size_is_exact(
+    backend: str, cap: float, run: Callable
+):
+    arguments = build(Case(lengths="around")) | {"softcap": cap}
+    inputs = checked_inputs(**arguments)
+    assert_matches_reference(run(inputs, backend), inputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_sink_of_minus_infinity_is_none(
+    backend: str, splits: int, run: Callable
+):
+    arguments = build(Case(lengths="edges"))
+    plain = run(checked_inputs(**arguments), backend, splits)
+    arguments["sinks"] = torch.full((8,), -torch.inf)
+    out = run(checked_inputs(**arguments), backend, splits)
+    torch.testing.assert_close(out, plain, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_past_the_last_start_are_zeros(backend: str, run: Callable):
+    arguments = build(Case(mode="prefill", lengths="around"))
+    padding = torch.ones(3, *arguments["query"].shape[1:])
+    arguments["query"] = torch.cat([arguments["query"], padding])
+    inputs = checked_inputs(**arguments, validate=False)
+    out = run(inputs, backend)
+    assert (out[-3:] == 0).all()
+    assert out[:-3].isfinite().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -174,7 +220,17 @@ def test_every_other_column_of_a_table_is_a_table(backend: str, run: Callable):
     tables = arguments["block_tables"]
     wide = torch.full((tables.shape[0], 2 * tables.shape[1]), -1).int()
     wide[:, ::2] = tables
-    inputs = checked_inputs(**arguments | {"block_tables": wide[:, ::2]})
+    lens = arguments["seq_lens"].repeat_interleave(2)[::2]
+    changes = {"block_tables": wide[:, ::2], "seq_lens": lens}
+    inputs = checked_inputs(**arguments | changes)
+    assert_matches_reference(run(inputs, backend), inputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_other_start_of_a_list_is_a_start(backend: str, run: Callable):
+    arguments = build(Case(lengths="around", mode="prefill"))
+    starts = arguments["query_start_loc"].repeat_interleave(2)[::2]
+    inputs = checked_inputs(**arguments | {"query_start_loc": starts})
     assert_matches_reference(run(inputs, backend), inputs)
 
 
@@ -202,7 +258,7 @@ def test_pairwise_is_the_same_on_every_run():
 
 
 def test_every_case_reads_something_and_nothing_poisoned():
-    for case in PAIRWISE + RANDOM:
+    for case in PAIRWISE + RANDOM[:50]:
         inputs = inputs_of(case)
         exact = reference_attention(inputs)
         assert exact.isfinite().all(), case

@@ -74,6 +74,27 @@ def test_an_id_inside_the_window_is_looked_at():
             call(case, **changed(case, "block_tables", (0, column), -1))
 
 
+def test_an_id_that_only_the_first_query_row_sees_is_looked_at():
+    case = Case(mode="prefill", lengths="single", window="one")
+    tables = torch.tensor([[0, 1, -1, -1, -1]])
+    starts, query = torch.tensor([0, 40]), torch.zeros(40, 8, 64)
+    changes = {"query": query, "query_start_loc": starts}
+    changes |= {"seq_lens": torch.tensor([70]), "block_tables": tables}
+    with pytest.raises(ValueError, match=r"block_tables\[0, 2\] is -1"):
+        call(case, **changes)
+    with pytest.raises(ValueError, match=r"block_tables\[0, 1\] is -1"):
+        call(case, **changes | {"block_tables": tables.clamp(max=0) * 0 - 1})
+
+
+def test_without_validation_ids_lengths_and_scales_are_not_looked_at():
+    bad = changed(PLAIN, "block_tables", (3, 0), -1)
+    for backend in ("reference", "gather", "cpu"):
+        out = call(**bad, v_scale=2.0, validate=False, backend=backend)
+        assert out[3].isnan().all()
+        assert out[:3].isfinite().all()
+    call(k_scale=math.inf, validate=False)
+
+
 def test_lengths_out_of_range_are_refused():
     case = Case(table="exact")
     with pytest.raises(ValueError, match=r"seq_lens\[1\] is negative: -3"):
@@ -85,7 +106,8 @@ def test_lengths_out_of_range_are_refused():
 @pytest.mark.parametrize(
     ("starts", "match"),
     [
-        ([1, 2, 3, 4], "must rise from 0 to"),
+        ([1, 2, 3, 11], "must rise from 0 to"),
+        ([0, 2**31 - 1, -2, 11], "must rise from 0 to"),
         ([0, 2, 1, 11], "must rise from 0 to"),
         ([0, 1, 2, 9], "must rise from 0 to"),
         ([0, 1, 11], "has 3 entries for 3 sequences, needs 4"),
@@ -94,7 +116,7 @@ def test_lengths_out_of_range_are_refused():
 def test_starts_that_do_not_fit_are_refused(starts: list[int], match: str):
     query = torch.zeros(11, 8, 64)
     with pytest.raises(ValueError, match=match):
-        call(PREFILL, query=query, query_start_loc=torch.tensor(starts))
+        call(PREFILL, query=query, query_start_loc=torch.tensor(starts).int())
 
 
 def test_more_rows_than_tokens_are_refused():
@@ -129,11 +151,20 @@ ZEROS = torch.zeros
         ({"block_tables": ZEROS(4, 3)}, "block_tables must be int32"),
         ({"block_tables": ZEROS(3, 3).int()}, "3 rows, seq_lens 4"),
         ({"seq_lens": ZEROS(4)}, "seq_lens must be int32 or int64"),
+        ({"seq_lens": ZEROS(4).short()}, "seq_lens must be int32 or int64"),
         ({"seq_lens": ZEROS(4, 1).int()}, "seq_lens must be"),
-        ({"scale": math.nan}, "scale must be finite, got nan"),
-        ({"scale": math.inf}, "scale must be finite, got inf"),
+        ({"scale": math.nan}, "scale must be finite in float32, got nan"),
+        ({"scale": math.inf}, "scale must be finite in float32, got inf"),
+        ({"scale": 1e39}, "scale must be finite in float32"),
+        ({"softcap": math.inf}, "softcap must be > 0 and finite"),
+        ({"softcap": 1e-46}, "softcap must be > 0 and finite in float32"),
+        ({"k_scale": 0.0}, "k_scale must be above 0 and finite, got 0"),
+        ({"v_scale": math.nan}, "v_scale must be above 0 and finite, got nan"),
+        ({"v_scale": torch.tensor([1.0, math.inf])}, "v_scale must be above"),
+        ({"k_scale": ZEROS(1, 2)}, "k_scale must be one number or"),
+        ({"value_cache": ZEROS(6, 2, 16, 64).bfloat16()}, "value_cache"),
         ({"window": 0}, "window must be >= 1, got 0"),
-        ({"softcap": 0.0}, "softcap must be > 0 and finite, got 0"),
+        ({"softcap": 0.0}, "softcap must be > 0 and finite in float32, got 0"),
         ({"softcap": math.nan}, "softcap must be > 0"),
         ({"alibi_slopes": ZEROS(7)}, "alibi_slopes has 7 of 8 heads"),
         ({"sinks": ZEROS(8, 1)}, "sinks must be"),
@@ -153,10 +184,37 @@ def test_a_window_that_is_no_whole_number_is_refused():
         call(window=2.5)
 
 
-def test_tensors_on_two_devices_are_refused():
-    tables = build(Case())["block_tables"].to("meta")
-    with pytest.raises(ValueError, match="block_tables is on meta"):
-        call(block_tables=tables)
+@pytest.mark.parametrize(
+    "name", ["key_cache", "value_cache", "block_tables", "seq_lens"]
+)
+def test_tensors_on_two_devices_are_refused(name: str):
+    with pytest.raises(ValueError, match=f"{name} is on meta"):
+        call(**{name: build(Case())[name].to("meta")})
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "sinks"])
+def test_options_on_another_device_are_refused(name: str):
+    with pytest.raises(ValueError, match=f"{name} is on meta"):
+        call(**{name: torch.zeros(8, device="meta")})
+
+
+def test_half_and_bfloat16_do_not_mix():
+    case = Case(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"query is torch\.float16"):
+        call(case, query=build(case)["query"].half())
+
+
+@pytest.mark.parametrize("window", [2**31, 2**63, 2**70])
+@pytest.mark.parametrize("backend", ["reference", "gather", "cpu"])
+def test_a_window_of_any_size_is_a_window(window: int, backend: str):
+    out = call(window=window, backend=backend)
+    assert torch.equal(out, call(backend=backend))
+
+
+@pytest.mark.parametrize("backend", ["reference", "gather", "cpu"])
+def test_no_gradient_passes(backend: str):
+    query = build(Case())["query"].requires_grad_()
+    assert not call(query=query, backend=backend).requires_grad
 
 
 def test_without_validation_shapes_are_still_checked():
@@ -218,17 +276,80 @@ def test_triton_refuses_float64_and_the_cpu_without_its_interpreter(
     )
     assert "float32" in why_not("triton", CPU.double())
     monkeypatch.setattr(kernels, "INTERPRETED", False)
+    monkeypatch.setattr(dispatch, "interpreting", lambda: False)
     assert "TRITON_INTERPRET=1" in why_not("triton", CPU)
+
+
+class OnGPU:
+    """Stand in for a tensor on a GPU."""
+
+    is_cuda = True
+
+    def __init__(self, dtype: torch.dtype = torch.float16) -> None:
+        self.dtype, self.device = dtype, torch.device("cuda:0")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch):
+    """Return a function that pretends that there is a GPU."""
+    kernels = pytest.importorskip(
+        "llm_systems_cookbook.attention.triton_kernels"
+    )
+
+    def pretend(capability: tuple[int, int], interpreting: bool = False):
+        monkeypatch.setattr(kernels, "INTERPRETED", interpreting)
+        monkeypatch.setattr(dispatch, "interpreting", lambda: interpreting)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device: capability
+        )
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "expected"),
+    [
+        ((9, 0), torch.float16, "triton"),
+        ((8, 0), torch.bfloat16, "triton"),
+        ((7, 5), torch.float16, "triton"),
+        ((7, 5), torch.bfloat16, "gather"),
+        ((9, 0), torch.float64, "gather"),
+        ((7, 0), torch.float16, "gather"),
+        ((6, 0), torch.float32, "gather"),
+    ],
+)
+def test_a_gpu_tensor_takes_triton_where_it_can(
+    gpu, capability, dtype, expected
+):
+    gpu(capability)
+    assert choose_backend(OnGPU(dtype)) == expected
+
+
+def test_a_dtype_that_this_gpu_lacks_is_refused_by_name(gpu):
+    gpu((7, 5))
+    with pytest.raises(ValueError, match="this GPU has no bfloat16"):
+        choose_backend(OnGPU(torch.bfloat16), "triton")
+
+
+def test_a_gpu_tensor_is_interpreted_only_when_asked_for(gpu):
+    gpu((9, 0), interpreting=True)
+    assert choose_backend(OnGPU()) == "gather"
+    assert choose_backend(OnGPU(), "triton") == "triton"
+
+
+def test_an_interpreter_switched_after_the_import_is_told(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(dispatch, "interpreting", lambda: False)
+    assert "was changed after" in why_not("triton", CPU)
 
 
 def test_numba_refuses_another_device():
     assert "meta" in why_not("cpu", CPU.to("meta"))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_is_exported_and_says_whether_it_can_run(backend: str):
-    assert attention.BACKENDS == BACKENDS
-    assert isinstance(why_not(backend, CPU), str)
+def test_backends_that_need_nothing_can_run():
+    assert attention.BACKENDS == ("reference", "gather", "cpu", "triton")
+    assert [why_not(b, CPU) for b in BACKENDS[:3]] == ["", "", ""]
 
 
 # --- Layers ----------------------------------------------------------------

@@ -138,6 +138,38 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
         bench.measure(TINY, ["cpu"], rounds=1, repeats=1)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bench.mixed_lengths(0), "count must be >= 1, got 0"),
+        (
+            lambda: bench.mixed_lengths(1, longest=0),
+            "longest must be >= 1, got 0",
+        ),
+        (
+            lambda: bench.measure(TINY, [], rounds=0),
+            "rounds must be >= 1, got 0",
+        ),
+        (
+            lambda: bench.measure(TINY, [], repeats=0),
+            "repeats must be >= 1, got 0",
+        ),
+    ],
+)
+def test_counts_below_one_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_device_that_is_not_here_is_told_in_one_line():
+    result = CliRunner().invoke(
+        app, ["bench", "attention", "--device", "nowhere", "--no-mixed"]
+    )
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) < 4
+
+
 def test_an_unknown_candidate_is_refused():
     with pytest.raises(ValueError, match="'fast'"):
         bench.measure(TINY, ["fast"])

@@ -143,9 +143,24 @@ def test_every_kernel_compiles_as_it_is_launched(target: str):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    launches = dict(line.split() for line in done.stdout.splitlines())
-    assert len(launches) == 7
-    assert all(int(count) >= 4 for count in launches.values())
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 7
+    assert all(int(launches) >= 4 for _, launches, _ in lines)
+    spilled = {name: int(count) for name, _, count in lines}
+    assert set(spilled.values()) == {0}, spilled
+
+
+def test_spills_would_be_noticed():
+    """64 rows of registers without tensor cores, and no hints, do not fit."""
+    for spec in (Spec("sm_75", group=64), Spec("sm_80", hints=False)):
+        (found,) = compile_report([spec])
+        assert any("spilled" in what for what in problems(spec, found))
+
+
+def test_too_much_shared_memory_would_be_noticed():
+    spec = Spec("sm_75", dtype="float32", head_dim=1024)
+    (found,) = compile_report([spec])
+    assert any("bytes shared" in what for what in problems(spec, found))
 
 
 def test_tf32_would_be_noticed(tmp_path):

@@ -18,7 +18,7 @@ from attention_cases import (
     poisoned_output,
 )
 
-from llm_systems_cookbook.attention import cpu, paged_attention
+from llm_systems_cookbook.attention import cpu
 from llm_systems_cookbook.attention.inputs import FP8, checked_inputs
 from llm_systems_cookbook.attention.reference import reference_attention
 
@@ -153,12 +153,76 @@ def test_a_negative_length_without_validation_gives_zeros():
     assert out[1].isfinite().all()
 
 
+# --- Tiles read where they are, and copied ones -----------------------------
+
+WIDTHS = [32, cpu.USUAL_WIDTH]  # the kernel has sums of its own for the latter
+
+
+def with_steps(cache):
+    """Return the same numbers, each two places from the next."""
+    wide = torch.full((*cache.shape[:3], 2 * cache.shape[3]), torch.nan)
+    wide[..., ::2] = cache
+    return wide[..., ::2]
+
+
+@pytest.mark.parametrize("dim", [*WIDTHS, 128, 20])
+@pytest.mark.parametrize("block", [16, 48, 5])
+@pytest.mark.parametrize("window", [None, 21])
+@pytest.mark.parametrize("rows", [1, 30])
+def test_tiles_in_place_and_copied_ones_give_the_same_bits(
+    dim, block, window, rows
+):
+    arguments = decode([700, 41, 30], dim=dim, block=block)
+    arguments["query"] = torch.randn(3 * rows, 4, dim)
+    arguments["query_start_loc"] = torch.arange(4) * rows
+    inputs = checked_inputs(**arguments, window=window)
+    out = run(inputs)
+    assert_matches_reference(out, inputs)
+    names = "key_cache", "value_cache"
+    for moved in (names[:1], names[1:], names):
+        copied = {name: with_steps(arguments[name]) for name in moved}
+        other = checked_inputs(**{**arguments, **copied}, window=window)
+        assert not cpu._cache(copied[moved[0]]).whole
+        assert torch.equal(run(other), out)
+
+
+def test_only_tiles_the_sums_can_take_as_they_are_stay_in_place():
+    cache = torch.zeros(3, 2, 32, 8)
+    assert cpu._cache(cache).whole
+    assert not cpu._cache(cache.half()).whole
+    assert not cpu._cache(cache, torch.float64).whole
+    assert cpu._cache(cache.double(), torch.float64).whole
+    assert not cpu._cache(cache[:, :, :20].contiguous()).whole
+    assert not cpu._cache(cache[:, :, :16]).whole
+    assert not cpu._cache(cache[:1].expand(3, -1, -1, -1)).whole
+
+
+def test_functions_that_may_reorder_sums_call_no_compiled_function():
+    """What they call would inherit it, and `_exp32` must keep its order."""
+    compiled = {
+        name: function
+        for name, function in vars(cpu).items()
+        if hasattr(function, "py_func")
+    }
+    reordering = {
+        name: function.py_func.__code__.co_names
+        for name, function in compiled.items()
+        if function.targetoptions.get("fastmath")
+    }
+    assert {"_score_by", "_add_values_by"} <= set(reordering)
+    assert "_soften" not in reordering
+    for name, called in reordering.items():
+        assert not {*compiled, "_exp", "_number"} & set(called), name
+    assert not cpu.REORDER & {"fast", "nnan", "ninf"}
+
+
 # --- Which rows a NaN or an infinity reaches --------------------------------
 
 
+@pytest.mark.parametrize("dim", WIDTHS)
 @pytest.mark.parametrize("cache", ["key_cache", "value_cache"])
-def test_a_live_nan_stays_in_its_row_and_heads(cache):
-    arguments = decode([40, 40, 40])
+def test_a_live_nan_stays_in_its_row_and_heads(cache, dim):
+    arguments = decode([40, 40, 40], dim=dim)
     block = arguments["block_tables"][1, 2]
     arguments[cache][block, 0, 5] = torch.nan
     out = run(checked_inputs(**arguments))
@@ -178,11 +242,12 @@ def test_a_nan_reaches_no_earlier_row_of_a_prefill(cache):
     assert out[19:].isnan().all()
 
 
+@pytest.mark.parametrize("dim", WIDTHS)
 @pytest.mark.parametrize("keys", ["one", "first", "all"])
-def test_scores_of_minus_infinity_are_as_in_the_reference(keys):
-    arguments = decode([600])
+def test_scores_of_minus_infinity_are_as_in_the_reference(keys, dim):
+    arguments = decode([1200], dim=dim)
     arguments["query"].abs_()
-    which = {"one": [37], "first": range(300), "all": range(600)}[keys]
+    which = {"one": [37], "first": range(700), "all": range(1200)}[keys]
     for position in which:
         block = arguments["block_tables"][0, position // 16]
         arguments["key_cache"][block, :, position % 16] = -torch.inf
@@ -306,109 +371,3 @@ def python(code, *arguments):
         capture_output=True,
         text=True,
     )
-
-
-def test_importing_attention_imports_neither_numba_nor_triton():
-    done = python(
-        "import sys, llm_systems_cookbook.attention;"
-        "print(sorted({'numba', 'triton'} & set(sys.modules)))"
-    )
-    assert done.stdout.strip() == "[]", done.stderr
-
-
-# --- Memory: past 2**31 numbers, and never outside the tensors ---------------
-
-PAST_2_31 = """
-import resource
-import torch
-from llm_systems_cookbook.attention import paged_attention
-block, dim = 16, 64
-count = 2**31 // (block * dim) + 2
-keys, values = (
-    # Never written, so the system gives no memory for it.
-    torch.empty(count, 1, block, dim, dtype=torch.float16) for _ in range(2)
-)
-last = count - 1
-assert last * block * dim > 2**31
-torch.manual_seed(0)
-small = torch.randn(2, 1, 1, block, dim).half()
-keys[last], values[last] = small[0, 0], small[1, 0]
-query = torch.randn(1, 4, dim).half()
-def attend(k, v, block_id):
-    table = torch.tensor([[block_id]])
-    lens = torch.tensor([block])
-    return paged_attention(query, k, v, table, lens, backend="cpu")
-far, near = attend(keys, values, last), attend(*small, 0)
-assert torch.equal(far, near) and near.abs().sum() > 0
-used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert used < 2 * 2**20, f"{used} KiB: the whole cache was touched"
-print("same")
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts memory in KiB")
-def test_a_block_past_2_to_the_31_numbers_is_found():
-    done = python(PAST_2_31)
-    assert done.stdout.strip() == "same", done.stderr
-
-
-GUARDED = """
-import ctypes, mmap, sys
-import numpy as np
-import torch
-from llm_systems_cookbook.attention import paged_attention
-
-def at_the_end(tensor):
-    '''Move a tensor to memory whose next byte may not be read.'''
-    size = tensor.numel() * tensor.element_size()
-    page = mmap.PAGESIZE
-    pages = -(-size // page)
-    memory = mmap.mmap(-1, (pages + 1) * page)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    libc = ctypes.CDLL(None, use_errno=True)
-    guard = ctypes.c_void_p(start + pages * page)
-    assert libc.mprotect(guard, ctypes.c_size_t(page), 0) == 0
-    flat = torch.frombuffer(
-        memory, dtype=tensor.dtype, count=tensor.numel(),
-        offset=pages * page - size,
-    )
-    flat.copy_(tensor.reshape(-1))
-    return flat.view(tensor.shape)
-
-torch.manual_seed(0)
-index = getattr(torch, sys.argv[1])
-lens = torch.tensor([50, 50], dtype=index)
-tables = torch.tensor([[3, 1, 0, 2], [0, 2, 1, 3]], dtype=index)
-keys, values = torch.randn(2, 4, 2, 16, 40)
-query = torch.randn(2, 8, 40)
-plain = paged_attention(query, keys, values, tables, lens, backend="cpu")
-moved = [at_the_end(t) for t in (query, keys, values, tables, lens)]
-guarded = paged_attention(*moved, backend="cpu")
-assert torch.equal(plain, guarded)
-print("same", flush=True)
-if sys.argv[2] == "over":
-    table = moved[3]
-    ctypes.string_at(table.data_ptr() + table.nbytes, 1)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
-@pytest.mark.parametrize("index", ["int32", "int64"])
-def test_nothing_is_read_past_a_protected_page(index):
-    done = python(GUARDED, index, "inside")
-    assert (done.returncode, done.stdout.strip()) == (0, "same"), done.stderr
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
-def test_one_byte_past_a_protected_page_is_noticed():
-    """The test above can fail."""
-    done = python(GUARDED, "int32", "over")
-    assert done.stdout.strip() == "same"
-    assert done.returncode < 0
-
-
-def test_auto_takes_the_compiled_kernel_on_the_cpu(monkeypatch):
-    monkeypatch.delenv("COOKBOOK_BACKEND", raising=False)
-    arguments = decode([20])
-    taken = paged_attention(**arguments)
-    assert torch.equal(taken, run(checked_inputs(**arguments)))

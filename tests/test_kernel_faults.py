@@ -4,8 +4,8 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from attention_cases import (
     build,
     inputs_of,
     moved,
+    poison_parts,
     poisoned_output,
     relative_error,
 )
@@ -24,6 +25,7 @@ from kernel_faults import FAULTS, KernelFault
 from write_cases import Write, write_problem
 
 from llm_systems_cookbook.attention.inputs import (
+    FP8,
     AttentionInputs,
     checked_inputs,
 )
@@ -64,16 +66,6 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     return use
 
 
-def poison_parts(monkeypatch: pytest.MonkeyPatch, user: ModuleType) -> None:
-    unpoisoned = user.split_buffers
-
-    def poisoned(*args: object) -> list[torch.Tensor | None]:
-        parts = unpoisoned(*args)
-        return [p if p is None else p.fill_(torch.nan) for p in parts]
-
-    monkeypatch.setattr(user, "split_buffers", poisoned)
-
-
 def is_wrong(out: torch.Tensor, inputs: AttentionInputs) -> bool:
     error = relative_error(out, reference_attention(inputs))
     return not error < TOLERANCE[inputs.query.dtype]
@@ -111,7 +103,17 @@ def extremes_notice() -> bool:
         inputs = checked_inputs(**arguments | {"softcap": softcap})
         if any(is_wrong(attend(inputs, s), inputs) for s in (1, 2)):
             return True
-    return False
+    small = inputs_of(Case(lengths="around", softcap=True))
+    capped = replace(small, softcap=1e4)
+    no_sink = replace(
+        inputs_of(Case(lengths="zeros", sinks=True)),
+        sinks=torch.full((8,), -torch.inf),
+    )
+    return any(
+        is_wrong(attend(inputs, splits), inputs)
+        for inputs in (capped, no_sink)
+        for splits in (1, 2)
+    )
 
 
 def unvalidated_ids_notice() -> bool:
@@ -131,7 +133,47 @@ def unvalidated_ids_notice() -> bool:
     return False
 
 
+def fp8_notices() -> bool:
+    """Every byte of a float8 cache, as the value of a lone token."""
+    bits = torch.arange(256, dtype=torch.uint8).view(1, 1, 1, 256)
+    for dtype in FP8:
+        inputs = checked_inputs(
+            torch.zeros(1, 1, 16),
+            torch.zeros(1, 1, 1, 16).to(dtype),
+            bits.view(dtype),
+            torch.tensor([[0]]),
+            torch.tensor([1]),
+        )
+        exact = bits.view(dtype).float().flatten()
+        out = attend(inputs, splits=1).cpu().flatten()
+        if not torch.equal(out.nan_to_num(1e9), exact.nan_to_num(1e9)):
+            return True
+    return False
+
+
+def one_program_notices() -> bool:
+    """A program of 28 rows in 32 must leave the next one's tokens alone."""
+    arguments = build(Case(lengths="single", group=7, num_kv_heads=1))
+    rows = torch.zeros(40, 7, 64)
+    arguments |= {"query": rows, "query_start_loc": torch.tensor([0, 40])}
+    inputs = checked_inputs(**arguments)
+
+    def first_program(*args: object, **named: object) -> triton_backend.Plan:
+        plan = plan_launch(*args, **named)
+        return plan._replace(grid=(1, 1, 1))
+
+    plan_launch = triton_backend.plan_launch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_backend, "plan_launch", first_program)
+        out = attend(inputs, splits=1)
+    own = plan_launch(inputs, "interpreter", 1, 1).query_tile
+    assert (out[:own] != 0).all()
+    return not (out[own:] == 0).all()
+
+
 NOTICES = {
+    "fp8": fp8_notices,
+    "one program": one_program_notices,
     "grid": grid_notices,
     "rungs": rungs_notice,
     "extremes": extremes_notice,

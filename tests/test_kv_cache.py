@@ -533,3 +533,37 @@ def test_random_growth_forks_and_swaps_keep_every_byte():
             pool[free] = torch.nan
         assert all(story.is_intact(cache) for story in live), action
     assert min(done[k] for k in ("grow", "fork", "swap", "free")) > 30, done
+
+
+@pytest.mark.parametrize("name", ["copy_blocks", "swap_out", "swap_in"])
+def test_a_boolean_is_a_number_and_no_mask(name: str):
+    cache = PagedKVCache(1, 4, 2, 1, 2, num_host_blocks=4)
+    plain = PagedKVCache(1, 4, 2, 1, 2, num_host_blocks=4)
+    for one in (cache, plain):
+        pools = one.keys + one.values + one.host_keys + one.host_values
+        for i, pool in enumerate(pools):
+            pool[:] = torch.arange(4.0).view(4, 1, 1, 1) + 10 * i
+    getattr(cache, name)([(False, True), (np.int8(2), torch.tensor(3))])
+    getattr(plain, name)([(0, 1), (2, 3)])
+    assert torch.equal(cache.keys[0], plain.keys[0])
+    assert torch.equal(cache.host_keys[0], plain.host_keys[0])
+
+
+def test_two_tensors_of_one_destination_are_refused():
+    cache = PagedKVCache(1, 4, 2, 1, 2)
+    with pytest.raises(ValueError, match="destination of two copies"):
+        cache.copy_blocks(torch.tensor([[0, 2], [1, 2]]))
+
+
+def test_entries_past_the_end_may_be_anything():
+    cache = PagedKVCache(1, 4, 2, 1, 2)
+    cache.keys[0].zero_()
+    keys, _ = cache.gather(0, [0, 2**70, -7], 2)
+    assert keys.shape == (1, 1, 2, 2)
+
+
+def test_host_blocks_are_on_the_cpu_whatever_the_default_device():
+    with torch.device("meta"):
+        cache = PagedKVCache(1, 4, 2, 1, 2, num_host_blocks=2)
+    assert cache.host_keys[0].device.type == "cpu"
+    assert cache.host_values[0].device.type == "cpu"

@@ -74,8 +74,60 @@ def test_a_slot_outside_the_cache_is_refused(bad: int, backend: str):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_slot_for_two_tokens_is_refused(backend: str):
-    refused([3, -1, -1, 3], "slot 3 is given to two tokens", backend)
+@pytest.mark.parametrize("slot", [0, 3])
+def test_a_slot_for_two_tokens_is_refused(slot: int, backend: str):
+    match = f"slot {slot} is given to two tokens"
+    refused([slot, -1, -1, slot], match, backend)
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_no_number_survives_is_refused(name: str, scale: float):
+    refused([0], f"{name} must be above 0", **{name: scale})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+def test_one_scale_is_enough(name: str, backend: str):
+    keys, values = caches(backend, torch.float8_e4m3fn)
+    slots = torch.tensor([1], device=keys.device)
+    write_kv(
+        *rows(1, backend), keys, values, slots, backend=backend, **{name: 0.5}
+    )
+    scaled = {"k_scale": (2.0, 1.0), "v_scale": (1.0, 2.0)}[name]
+    stored = keys[0, 0, 1, 0].float(), values[0, 0, 1, 0].float()
+    assert tuple(map(float, stored)) == scaled
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_other_entry_of_a_mapping_is_a_mapping(backend: str):
+    keys, values = caches(backend)
+    slots = torch.tensor([1, -1, 5, -1], device=keys.device)[::2]
+    write_kv(*rows(2, backend), keys, values, slots, backend=backend)
+    assert keys.any(dim=3)[:, 0].nonzero().tolist() == [[0, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_gradient_reaches_the_cache(backend: str):
+    keys, values = caches(backend)
+    key, value = rows(1, backend)
+    slots = torch.tensor([0], device=keys.device)
+    values = torch.nn.Parameter(values)
+    write_kv(key.requires_grad_(), value, keys, values, slots, backend=backend)
+    assert not keys.requires_grad
+    assert values.grad_fn is None
+    assert (values[0, :, 0] == 1).all()
+
+
+def test_int32_slots_serve_a_cache_that_outgrows_them():
+    """The limit, 2**32 slots, does not fit the slots' own dtype."""
+    keys = torch.empty(2**28, 1, 16, 1, dtype=torch.float8_e5m2)
+    values = torch.empty(2**28, 1, 16, 1, dtype=torch.float8_e5m2)
+    slots = torch.tensor([2**31 - 1, -1, 3], dtype=torch.int32)
+    row = torch.ones(3, 1, 1)
+    write_kv(row, 2 * row, keys, values, slots)
+    assert float(keys[2**27 - 1, 0, 15, 0]) == 1
+    assert float(values[0, 0, 3, 0]) == 2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -108,6 +160,28 @@ def test_shapes_that_do_not_fit_are_refused():
         ((key, value, keys[:2], values, slots), "differ before head_dim"),
         ((key, value, keys.half(), values, slots), "value_cache"),
         ((key.half(), value.half(), keys, values, slots), "its cache"),
+        (
+            (
+                key.half(),
+                value.half(),
+                keys.bfloat16(),
+                values.bfloat16(),
+                slots,
+            ),
+            "its cache",
+        ),
+        ((key, value, keys, values, slots.short()), "slot_mapping must be"),
+        ((key, value, keys, keys, slots), "are the same memory"),
+        (
+            (key, value, keys[:, :1].expand_as(keys), values, slots),
+            "key_cache is expanded",
+        ),
+        (
+            (key, value, keys, values[:1].expand_as(values), slots),
+            "value_cache is expanded",
+        ),
+        ((key, value.to("meta"), keys, values, slots), "value is on meta"),
+        ((key, value, keys, values, slots.to("meta")), "slot_mapping is on"),
         ((key.int(), value.int(), keys, values, slots), "key must be one of"),
         ((key, value.half(), keys, values, slots), "value is"),
     ):

@@ -9,6 +9,7 @@ from llm_systems_cookbook.attention.inputs import (
     FP8,
     INDEX,
     cache_scale,
+    check_cache_scale,
     check_caches,
     dtype_names,
     require_device,
@@ -16,6 +17,7 @@ from llm_systems_cookbook.attention.inputs import (
 )
 
 
+@torch.no_grad()
 def write_kv(
     key: Tensor,
     value: Tensor,
@@ -32,26 +34,30 @@ def write_kv(
 
     Slot s is offset `s % block_size` of block `s // block_size`. Slot -1
     writes nothing: it pads a batch. Numbers are rounded to the cache's dtype;
-    a float8 cache saturates at its largest number.
+    a float8 cache saturates at its largest number. No gradient passes.
 
     Args:
-        key: [num_tokens, num_kv_heads, head_dim], any strides, float64 (not
-            on triton), float32, float16 or bfloat16.
+        key: [num_tokens, num_kv_heads, head_dim], any strides, in other
+            memory than the caches; float64 (not on triton), float32, float16
+            or bfloat16.
         value: [num_tokens, num_kv_heads, head_dim_v], of key's dtype.
         key_cache: [num_blocks, num_kv_heads, block_size, head_dim], any
-            strides; of key's dtype, or float8_e4m3fn or float8_e5m2.
+            strides but 0; of key's dtype, or float8_e4m3fn or float8_e5m2.
         value_cache: the same with head_dim_v, of key_cache's dtype.
         slot_mapping: [num_tokens] int32 or int64.
         k_scale: keys are divided by it before they are stored: one number,
-            or [num_kv_heads].
+            or [num_kv_heads]; rounded to float32.
         v_scale: the same for values.
         validate: read the slots and refuse bad ones; on a GPU that waits for
-            the device. Without it, a slot out of range writes nothing.
+            the device. Without it, a slot out of range writes nothing, and
+            of two tokens for one slot either may stay.
         backend: as in `paged_attention`.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, a slot out of
-            range or given twice, an unknown backend. Nothing was written.
+        ValueError: shapes, dtypes or devices that do not fit, one cache for
+            both, a cache that is expanded, a slot out of range or given
+            twice, a scale that is not above 0 and finite, an unknown backend.
+            Nothing was written.
     """
     _check(key, value, key_cache, value_cache, slot_mapping)
     backend = choose_backend(key, backend)
@@ -59,7 +65,11 @@ def write_kv(
     k_scale = cache_scale("k_scale", k_scale, kv_heads, key)
     v_scale = cache_scale("v_scale", v_scale, kv_heads, key)
     if validate:
-        _check_slots(slot_mapping, key_cache.shape[0] * key_cache.shape[2])
+        check_cache_scale("k_scale", k_scale)
+        check_cache_scale("v_scale", v_scale)
+        _check_slots(
+            slot_mapping.long(), key_cache.shape[0] * key_cache.shape[2]
+        )
     if backend == "triton":
         from llm_systems_cookbook.attention.triton_backend import triton_write
 
@@ -75,8 +85,9 @@ def _write(
     rows: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None
 ) -> None:
     num_blocks, _, block_size, _ = cache.shape
+    slots = slots.long()
     used = (slots >= 0) & (slots < num_blocks * block_size)
-    slots = slots[used].long()
+    slots = slots[used]
     stored = as_stored(rows[used], cache.dtype, scale)
     if cache.dtype in FP8:
         # Advanced indexing knows no float8; its bytes are as good.
@@ -100,6 +111,10 @@ def _check(
     key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor
 ) -> None:
     check_caches(keys, values)
+    _require_room_for_each("key_cache", keys)
+    _require_room_for_each("value_cache", values)
+    if keys.numel() > 0 and keys.data_ptr() == values.data_ptr():
+        raise ValueError("key_cache and value_cache are the same memory")
     for name, rows, cache in (("key", key, keys), ("value", value, values)):
         require_shape(name, rows, "[num_tokens, num_kv_heads, head_dim]", 3)
         wanted = [key.shape[0], cache.shape[1], cache.shape[3]]
@@ -132,6 +147,13 @@ def _check(
         value_cache=values,
         slot_mapping=slots,
     )
+
+
+def _require_room_for_each(name: str, cache: Tensor) -> None:
+    """Refuse an expanded cache, whose slots share their memory."""
+    for size, stride in zip(cache.shape, cache.stride(), strict=True):
+        if size > 1 and stride == 0:
+            raise ValueError(f"{name} is expanded: strides {cache.stride()}")
 
 
 def _check_slots(slots: Tensor, num_slots: int) -> None:

@@ -195,7 +195,8 @@ def compile_call(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    types, constants, hints = _signature(arguments)
+    general = {p.name for p in kernel.params if p.do_not_specialize}
+    types, constants, hints = _signature(arguments, general)
     at = {name: (index,) for index, name in enumerate(kernel.arg_names)}
     source = ASTSource(
         kernel,
@@ -264,12 +265,13 @@ _POINTER = {
 
 
 def _signature(
-    arguments: dict[str, Any],
+    arguments: dict[str, Any], general: set[str]
 ) -> tuple[dict[str, str], dict[str, Any], list[str]]:
     """Return types, constants and what is divisible by 16, as a launch does.
 
-    Source: Triton's own rules: None and the integer 1 are constants, and a
-    tensor's address is divisible by 16 where torch allocates it.
+    Source: Triton's own rules: None and the integer 1 are constants, but for
+    arguments that are not to be specialized (`general`), and a tensor's
+    address is divisible by 16 where torch allocates it.
     """
     types: dict[str, str] = {}
     hints = []
@@ -279,11 +281,15 @@ def _signature(
             hints.append(name)
         elif isinstance(value, float):
             types[name] = "fp32"
-        elif value is None or name.isupper() or value == 1:
+        elif value is None or name.isupper():
             types[name] = "constexpr"
         else:
             types[name] = "i32" if value < 2**31 else "i64"
-            if value % 16 == 0:
+            if name in general:
+                continue
+            if value == 1:
+                types[name] = "constexpr"
+            elif value % 16 == 0:
                 hints.append(name)
     constants = {n: arguments[n] for n, t in types.items() if t == "constexpr"}
     return types, constants, hints

@@ -3,9 +3,10 @@
 The work is cut into pieces: one KV head, a few query rows, a range of
 positions. A piece goes through its range tile by tile with an online softmax
 and leaves three things for each row and head: the largest score, the total of
-the weights and the weighted sum of values. Pieces of the same rows are then
-combined. A range is cut by how much work there is, never by how many threads
-there are, so one thread and many give the same bits.
+the weights and the weighted sum of values. A tile that the sums can take as it
+is stays where it is; any other is copied, and widened on the way. Pieces of
+the same rows are then combined. A range is cut by how much work there is,
+never by how many threads there are, so one thread and many give the same bits.
 """
 
 import math
@@ -15,7 +16,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import config, njit, prange, types
+from numba import (
+    config,
+    get_num_threads,
+    njit,
+    prange,
+    set_num_threads,
+    types,
+)
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
@@ -24,9 +32,10 @@ from llm_systems_cookbook.attention.inputs import FP8, AttentionInputs
 TILE = 16  # positions: a tile of keys and one of values fit the L1 cache
 CACHE_LINE = 64  # bytes
 QUERY_ROWS = 32  # rows x heads of a piece: each key is used so many times
-MIN_PIECE = 256  # positions: below, combining costs more than it gains
+MIN_PIECE = 512  # positions: below, combining costs more than it gains
 PIECES = 1024  # pieces to cut the work into, where it is long enough
 NO_WINDOW = 2**62
+USUAL_WIDTH = 64  # head_dim that the sums are also compiled for alone
 
 
 def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
@@ -48,7 +57,9 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     exact = torch.float64 if out.dtype == torch.float64 else torch.float32
     in_place = out.dtype == exact and out.is_contiguous()
     result = out if in_place else torch.empty(out.shape, dtype=exact)
-    result.zero_()  # the rows of empty sequences stay so
+    # The rows of empty sequences stay 0. Not `zero_`: threads that torch
+    # wakes for it go on spinning, and numba's would wait for their cores.
+    result.numpy().fill(0)
     if len(tiles.row) > 0:
         _run(inputs, tiles, exact, result)
     return out if in_place else out.copy_(result)
@@ -71,17 +82,22 @@ def _run(
     )
     query = inputs.query.detach().to(exact).contiguous().numpy()
     scoring = _scoring(inputs, dtype)
-    _attend_pieces(
-        query,
-        _cache(inputs.key_cache),
-        _cache(inputs.value_cache),
-        inputs.block_tables.long().contiguous().numpy(),
-        scoring,
-        pieces,
-        _shares(pieces, threads),
-        partial,
-    )
-    _combine(tiles, scoring, partial, result.numpy())
+    before = get_num_threads()
+    set_num_threads(threads)
+    try:
+        _attend_pieces(
+            query,
+            _cache(inputs.key_cache, exact),
+            _cache(inputs.value_cache, exact),
+            inputs.block_tables.long().contiguous().numpy(),
+            scoring,
+            pieces,
+            _shares(pieces, threads),
+            partial,
+        )
+        _combine(tiles, scoring, partial, result.numpy())
+    finally:
+        set_num_threads(before)
 
 
 # --- What the kernel is given ------------------------------------------------
@@ -148,6 +164,7 @@ class Cache(NamedTuple):
     num_blocks: int
     block_size: int
     per_line: int  # numbers in 64 bytes
+    whole: bool  # a tile's rows lie side by side, in the dtype of the sums
     table: np.ndarray  # [256] float32, what an 8-bit number stands for
 
 
@@ -217,47 +234,107 @@ def _attend(
     out: Partial,
 ) -> None:
     """Attend from a few query rows to a range of positions, tile by tile."""
-    head = pieces.head[piece]
+    head, position = pieces.head[piece], pieces.position[piece]
     blocks = tables[pieces.seq[piece]]
     group = query.shape[1] // len(scoring.scale)
     queries = _rows(query, pieces.row[piece], pieces.rows[piece], head, group)
-    scale = scoring.scale[head]
-    peaks, totals = out.peaks[piece], out.totals[piece]
-    sums = out.sums[piece]
-    key_tile = _aligned(TILE, queries.shape[1], query)
-    value_tile = _aligned(TILE, sums.shape[1], query)
+    peaks, totals, sums = out.peaks[piece], out.totals[piece], out.sums[piece]
+    # Taken out here: each call that is given arrays counts their users.
+    scale, window = scoring.scale[head], scoring.window
+    slopes, softcap = scoring.slopes, scoring.softcap
     weights = np.empty(TILE, query.dtype)
     key_rows = np.empty(TILE, np.int64)
     value_rows = np.empty(TILE, np.int64)
-    last = pieces.end[piece]
-    end = pieces.low[piece]
-    next_end = min(end + TILE, last)
+    key_tile = _aligned(TILE, queries.shape[1], query)
+    value_tile = _aligned(TILE, sums.shape[1], query)
+    end, last = pieces.low[piece], pieces.end[piece]
+    keys_stay = _stay(keys, blocks, end, last)
+    values_stay = _stay(values, blocks, end, last)
+    key_numbers = _source(keys_stay, keys.numbers, key_tile)
+    value_numbers = _source(values_stay, values.numbers, value_tile)
+    next_end = min(_tile_end(end), last)
     _translate(keys, blocks, head, end, next_end, key_rows)
     _translate(values, blocks, head, end, next_end, value_rows)
     while end < last:
         first, end = end, next_end
-        _copy_rows(keys, key_rows, end - first, key_tile)
-        _copy_rows(values, value_rows, end - first, value_tile)
-        next_end = min(end + TILE, last)
+        key_at = _fetch(keys, keys_stay, key_rows, end - first, key_tile)
+        value_at = _fetch(
+            values, values_stay, value_rows, end - first, value_tile
+        )
+        next_end = min(_tile_end(end), last)
         _translate(keys, blocks, head, end, next_end, key_rows)
         _translate(values, blocks, head, end, next_end, value_rows)
-        share = -(-(next_end - end) // len(queries))
         for i in range(len(queries)):
-            a = min(i * share, next_end - end)
-            b = min(a + share, next_end - end)
-            _prefetch_rows(keys, key_rows, a, b, queries.shape[1])
-            _prefetch_rows(values, value_rows, a, b, sums.shape[1])
-            position = pieces.position[piece] + i // group
-            low = max(first, position - scoring.window + 1)
-            count = min(end, position + 1) - low
+            a, b = _part(next_end - end, i, len(queries))
+            _prefetch_rows(keys, keys_stay, key_rows, a, b, queries.shape[1])
+            _prefetch_rows(
+                values, values_stay, value_rows, a, b, sums.shape[1]
+            )
+            own = position + i // group
+            low = max(first, own - window + 1)
+            count = min(end, own + 1) - low
             if count <= 0:
                 continue
-            low -= first
-            _score(queries, i, key_tile, low, count, scale, weights)
-            distance = first + low - pieces.length[piece] + 1
-            _bend(weights, count, distance, head * group + i % group, scoring)
+            key = key_at + (low - first) * queries.shape[1]
+            _score(queries, i, key_numbers, key, count, scale, weights)
+            distance = low - pieces.length[piece] + 1
+            slope = slopes[head * group + i % group]
+            _bend(weights, count, distance, slope, softcap)
             _soften(weights, count, peaks, totals, sums, i)
-            _add_values(weights, count, value_tile, low, sums, i)
+            value = value_at + (low - first) * sums.shape[1]
+            _add_values(weights, count, value_numbers, value, sums, i)
+
+
+@_inlined()
+def _tile_end(position: int) -> int:
+    """Return where a position's tile ends: within a block of whole tiles."""
+    return (position // TILE + 1) * TILE
+
+
+@_inlined()
+def _stay(cache: Cache, blocks: np.ndarray, first: int, end: int) -> bool:
+    """Return whether every tile of a range can be read where it is."""
+    if not cache.whole or first >= end:
+        return False
+    after = (end - 1) // cache.block_size + 1
+    if after > len(blocks):
+        return False
+    for column in range(first // cache.block_size, after):
+        if not 0 <= blocks[column] < cache.num_blocks:
+            return False
+    return True
+
+
+def _source(stay: bool, numbers: np.ndarray, tile: np.ndarray) -> np.ndarray:
+    """Return the numbers to read: the cache's, or those of copied tiles."""
+
+
+# numba wants the two signatures alike: no types here.
+@overload(_source)
+def _source_of(stay, numbers, tile):  # noqa: ANN001, ANN202
+    if numbers.dtype == tile.dtype:
+        return lambda stay, numbers, tile: (
+            numbers if stay else tile.reshape(tile.size)
+        )
+    return lambda stay, numbers, tile: tile.reshape(tile.size)
+
+
+@_inlined()
+def _fetch(
+    cache: Cache, stay: bool, rows: np.ndarray, count: int, tile: np.ndarray
+) -> int:
+    """Return where a tile starts in its source, copied there if it must be."""
+    if stay:
+        return rows[0]
+    _copy_rows(cache, rows, count, tile)
+    return 0
+
+
+@_inlined()
+def _part(count: int, i: int, parts: int) -> tuple[int, int]:
+    """Return from where to where the i-th of equal parts goes."""
+    share = -(-count // parts)
+    return min(i * share, count), min((i + 1) * share, count)
 
 
 @_inlined()
@@ -289,20 +366,23 @@ def _translate(
     rows: np.ndarray,
 ) -> None:
     """Find where the rows of positions [first, end) start; -1 is nowhere."""
-    column = first // cache.block_size
-    offset = first - column * cache.block_size
-    for i in range(end - first):
+    done = 0
+    while first + done < end:
+        column = (first + done) // cache.block_size
+        offset = first + done - column * cache.block_size
+        count = min(cache.block_size - offset, end - first - done)
         block = blocks[column] if column < len(blocks) else -1
-        rows[i] = -1
+        start, step = -1, 0
         if 0 <= block < cache.num_blocks:
-            rows[i] = (
+            step = cache.token_stride
+            start = (
                 block * cache.block_stride
                 + head * cache.head_stride
-                + offset * cache.token_stride
+                + offset * step
             )
-        offset += 1
-        if offset == cache.block_size:
-            column, offset = column + 1, 0
+        for i in range(count):
+            rows[done + i] = start + i * step
+        done += count
 
 
 @_inlined()
@@ -318,9 +398,9 @@ def _copy_rows(
             for d in range(width):
                 tile[i, d] = np.nan
         elif step == 1:
-            row = numbers[start : start + width]
-            for d in range(width):
-                tile[i, d] = _number(row[d], table)
+            at = np.uint64(start)
+            for d in range(np.uint64(width)):
+                tile[i, d] = _number(numbers[at + d], table)
         else:
             for d in range(width):
                 tile[i, d] = _number(numbers[start + d * step], table)
@@ -328,21 +408,55 @@ def _copy_rows(
 
 @_inlined()
 def _prefetch_rows(
-    cache: Cache, rows: np.ndarray, first: int, end: int, width: int
+    cache: Cache,
+    stay: bool,
+    rows: np.ndarray,
+    first: int,
+    end: int,
+    width: int,
 ) -> None:
     """Ask for rows that come next, while there is other work to do."""
+    if stay:  # side by side: as one
+        for d in range(first * width, end * width, cache.per_line):
+            _prefetch(cache.numbers, rows[0] + d)
+        return
     for i in range(first, end):
         if rows[i] >= 0:
             for d in range(0, width, cache.per_line):
                 _prefetch(cache.numbers, rows[i] + d)
 
 
-@_inlined(fastmath=REORDER)
+# For a width that the compiler knows, it drops the loop over a row and what
+# is there for the numbers left over. Places are unsigned: of a signed index,
+# numba asks whether it counts from the end, and then uses no vector unit.
+
+
+@_inlined()
 def _score(
     queries: np.ndarray,
     i: int,
     keys: np.ndarray,
-    low: int,
+    first: int,
+    count: int,
+    scale: float,
+    scores: np.ndarray,
+) -> None:
+    """Compare one query with the keys that start at `first`."""
+    at, width = np.uint64(first), np.uint64(queries.shape[1])
+    if width == USUAL_WIDTH:
+        usual = np.uint64(USUAL_WIDTH)
+        _score_by(usual, queries, i, keys, at, count, scale, scores)
+    else:
+        _score_by(width, queries, i, keys, at, count, scale, scores)
+
+
+@_inlined(fastmath=REORDER)
+def _score_by(
+    width: int,
+    queries: np.ndarray,
+    i: int,
+    keys: np.ndarray,
+    k0: int,
     count: int,
     scale: float,
     scores: np.ndarray,
@@ -352,31 +466,38 @@ def _score(
     whole = count - count % 4
     for j in range(0, whole, 4):
         s0 = s1 = s2 = s3 = zero
-        for d in range(queries.shape[1]):
+        k1 = k0 + width
+        k2 = k1 + width
+        k3 = k2 + width
+        for d in range(width):
             number = queries[i, d]
-            s0 += number * keys[low + j, d]
-            s1 += number * keys[low + j + 1, d]
-            s2 += number * keys[low + j + 2, d]
-            s3 += number * keys[low + j + 3, d]
+            s0 += number * keys[k0 + d]
+            s1 += number * keys[k1 + d]
+            s2 += number * keys[k2 + d]
+            s3 += number * keys[k3 + d]
         scores[j], scores[j + 1] = s0 * scale, s1 * scale
         scores[j + 2], scores[j + 3] = s2 * scale, s3 * scale
+        k0 = k3 + width
     for j in range(whole, count):
         s0 = zero
-        for d in range(queries.shape[1]):
-            s0 += queries[i, d] * keys[low + j, d]
+        for d in range(width):
+            s0 += queries[i, d] * keys[k0 + d]
         scores[j] = s0 * scale
+        k0 += width
 
 
 @_inlined()
 def _bend(
-    scores: np.ndarray, count: int, distance: int, head: int, scoring: Scoring
+    scores: np.ndarray,
+    count: int,
+    distance: int,
+    slope: float,
+    softcap: float,
 ) -> None:
     """Cap the scores, then lower those of tokens far back."""
-    if scoring.softcap > 0:
+    if softcap > 0:
         for j in range(count):
-            bent = math.tanh(scores[j] / scoring.softcap)
-            scores[j] = scoring.softcap * bent
-    slope = scoring.slopes[head]
+            scores[j] = softcap * math.tanh(scores[j] / softcap)
     if slope != 0:
         for j in range(count):
             scores[j] += slope * (distance + j)
@@ -393,12 +514,16 @@ def _soften(
 ) -> None:
     """Turn scores into weights against the largest score so far."""
     peak = peaks[i]
+    above = False  # rarely: vector units can tell, but not name the largest
     for j in range(count):
-        peak = max(peak, weights[j])
+        above |= weights[j] > peak
+    if above:
+        for j in range(count):
+            peak = max(peak, weights[j])
     base = _base(peak)
     for j in range(count):
         weights[j] = _exp(weights[j] - base)
-    if peak != peaks[i]:  # what was summed against a smaller one shrinks
+    if above:  # what was summed against a smaller one shrinks
         shrink = _exp(peaks[i] - base)
         totals[i] *= shrink
         for d in range(sums.shape[1]):
@@ -423,30 +548,72 @@ def _base(peak: float) -> float:
     return np.float32(0) if peak == -np.inf else peak
 
 
-@_inlined(fastmath=REORDER)
+@_inlined()
 def _add_values(
     weights: np.ndarray,
     count: int,
-    tile: np.ndarray,
-    low: int,
+    values: np.ndarray,
+    first: int,
     sums: np.ndarray,
     i: int,
 ) -> None:
-    """Add values of a tile, each times its weight, four at a time."""
-    whole = count - count % 4
-    for j in range(0, whole, 4):
-        w0, w1 = weights[j], weights[j + 1]
-        w2, w3 = weights[j + 2], weights[j + 3]
-        for d in range(sums.shape[1]):
+    """Add the values that start at `first`, each times its weight."""
+    at, width = np.uint64(first), np.uint64(sums.shape[1])
+    if width == USUAL_WIDTH:
+        usual = np.uint64(USUAL_WIDTH)
+        _add_values_by(usual, weights, count, values, at, sums, i)
+    else:
+        _add_values_by(width, weights, count, values, at, sums, i)
+
+
+@_inlined(fastmath=REORDER)
+def _add_values_by(
+    width: int,
+    weights: np.ndarray,
+    count: int,
+    values: np.ndarray,
+    v0: int,
+    sums: np.ndarray,
+    i: int,
+) -> None:
+    """Add values of a tile, each times its weight, eight at a time."""
+    whole = count - count % 8
+    for j in range(0, whole, 8):
+        w0, w1, w2, w3 = (
+            weights[j],
+            weights[j + 1],
+            weights[j + 2],
+            weights[j + 3],
+        )
+        w4, w5, w6, w7 = (
+            weights[j + 4],
+            weights[j + 5],
+            weights[j + 6],
+            weights[j + 7],
+        )
+        v1 = v0 + width
+        v2 = v1 + width
+        v3 = v2 + width
+        v4 = v3 + width
+        v5 = v4 + width
+        v6 = v5 + width
+        v7 = v6 + width
+        for d in range(width):
             sums[i, d] += (
-                w0 * tile[low + j, d]
-                + w1 * tile[low + j + 1, d]
-                + w2 * tile[low + j + 2, d]
-                + w3 * tile[low + j + 3, d]
+                w0 * values[v0 + d]
+                + w1 * values[v1 + d]
+                + w2 * values[v2 + d]
+                + w3 * values[v3 + d]
+                + w4 * values[v4 + d]
+                + w5 * values[v5 + d]
+                + w6 * values[v6 + d]
+                + w7 * values[v7 + d]
             )
+        v0 = v7 + width
     for j in range(whole, count):
-        for d in range(sums.shape[1]):
-            sums[i, d] += weights[j] * tile[low + j, d]
+        for d in range(width):
+            sums[i, d] += weights[j] * values[v0 + d]
+        v0 += width
 
 
 @_compiled(parallel=True)
@@ -662,7 +829,7 @@ def _shares(pieces: Pieces, threads: int) -> np.ndarray:
     return np.array([0, *cuts, len(work)])
 
 
-def _cache(cache: Tensor) -> Cache:
+def _cache(cache: Tensor, exact: torch.dtype = torch.float32) -> Cache:
     strides = cache.stride()
     span = 0
     if cache.numel() > 0:
@@ -689,6 +856,9 @@ def _cache(cache: Tensor) -> Cache:
         cache.shape[0],
         cache.shape[2],
         CACHE_LINE // cache.element_size(),
+        cache.dtype == exact
+        and cache.is_contiguous()
+        and cache.shape[2] % TILE == 0,
         table,
     )
 

@@ -1,6 +1,7 @@
 """One call for every backend: check the input, choose, run.
 
-The backends differ in speed and in what they need, never in the result:
+The backends differ in speed and in what they need; their results agree up to
+rounding:
 `reference` (float64, slow), `gather` (copy the blocks together, then SDPA),
 `cpu` (numba, reads blocks in place) and `triton` (the same on a GPU, or in
 Triton's interpreter when asked for).
@@ -15,11 +16,16 @@ from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
     checked_inputs,
 )
-from llm_systems_cookbook.triton_mode import BACKEND, INTERPRET, installed
+from llm_systems_cookbook.triton_mode import (
+    BACKEND,
+    BACKENDS,
+    INTERPRET,
+    installed,
+    interpreting,
+)
 
-BACKENDS = ("reference", "gather", "cpu", "triton")
 
-
+@torch.no_grad()
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -46,7 +52,9 @@ def paged_attention(
     itself and what came before (causal). The cache already holds them.
 
     A score is `scale * (q . k)`, then capped, then biased. ALiBi adds
-    `slope * (j - (length - 1))` to the score of position j.
+    `slope * (j - (length - 1))` to the score of position j. No gradient
+    passes. A key or value that is NaN or infinite spoils the rows that see
+    it, and may spoil other rows of its sequence.
 
     Args:
         query: [num_seqs, num_heads, head_dim] in decode, [num_tokens,
@@ -64,15 +72,17 @@ def paged_attention(
         scale: multiplies the scores; 1 / sqrt(head_dim) when None.
         window: how many tokens a query sees, itself included.
         softcap: scores become `softcap * tanh(score / softcap)`.
-        alibi_slopes: [num_heads].
+        alibi_slopes: [num_heads], rounded to float32.
         sinks: [num_heads], for each head a score that takes its share of the
-            softmax and contributes no value.
+            softmax and contributes no value; rounded to float32.
         k_scale: a key is its stored value times this: one number, or
-            [num_kv_heads].
+            [num_kv_heads]; rounded to float32.
         v_scale: the same for values.
-        validate: read the lengths and the block ids and refuse bad ones. On a
-            GPU that waits for the device. Without it, a block id out of range
-            makes its sequence's result NaN.
+        validate: read the lengths, the starts, the block ids and the scales,
+            and refuse bad ones. On a GPU that waits for the device. Without
+            it, a block id out of range, or a length beyond the table, makes
+            the rows that see it NaN. The starts must be right; rows past the
+            last one become zeros.
         backend: "auto" takes triton for a GPU tensor where Triton runs, cpu
             for a CPU tensor where numba is installed, else gather. The
             environment variable COOKBOOK_BACKEND replaces "auto".
@@ -81,11 +91,12 @@ def paged_attention(
         [num_tokens, num_heads, head_dim_v], of query's dtype.
 
     Raises:
+        TypeError: window is not an integer.
         ValueError: shapes, dtypes or devices that do not fit; heads not a
             multiple of KV heads; a length below 0 or beyond the table; more
             query rows than tokens; a block id out of range that would be
-            read; an option out of range; a backend that is unknown, or that
-            cannot run this here.
+            read; an option or a scale out of range; a backend that is
+            unknown, or that cannot run this here.
 
     Source: section 4.3 of Kwon et al., SOSP 2023 (Eq. 4 computes it block by
     block).
@@ -157,8 +168,11 @@ def choose_backend(tensor: Tensor, backend: str = "auto") -> str:
 
 
 def _fastest(tensor: Tensor) -> str:
-    fastest = "triton" if tensor.is_cuda else "cpu"
-    return "gather" if why_not(fastest, tensor) else fastest
+    if not tensor.is_cuda:
+        return "gather" if why_not("cpu", tensor) else "cpu"
+    if why_not("triton", tensor) or interpreting():
+        return "gather"  # the interpreter runs only when it is asked for
+    return "triton"
 
 
 def why_not(backend: str, tensor: Tensor) -> str:
@@ -177,6 +191,8 @@ def _why_not_triton(tensor: Tensor) -> str:
         return "Triton is not installed"
     from llm_systems_cookbook.attention.triton_kernels import INTERPRETED
 
+    if interpreting() != INTERPRETED:
+        return f"{INTERPRET} was changed after Triton was imported"
     if tensor.dtype == torch.float64:
         return "the Triton kernels take float32, float16 and bfloat16"
     if not tensor.is_cuda and not INTERPRETED:
@@ -186,7 +202,9 @@ def _why_not_triton(tensor: Tensor) -> str:
         )
     if INTERPRETED or torch.version.hip:
         return ""
-    old = torch.cuda.get_device_capability(tensor.device) < (8, 0)
-    if old and tensor.dtype == torch.bfloat16:
+    capability = torch.cuda.get_device_capability(tensor.device)
+    if capability < (7, 5):
+        return "Triton compiles for compute capability 7.5 and later"
+    if capability < (8, 0) and tensor.dtype == torch.bfloat16:
         return "this GPU has no bfloat16"
     return ""

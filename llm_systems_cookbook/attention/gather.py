@@ -21,6 +21,7 @@ from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
     require_shape,
 )
+from llm_systems_cookbook.validate import require_at_least
 
 # What is gathered at a time. On a CPU a portion should still be in its cache
 # when attention reads it; on a GPU few large calls are faster.
@@ -77,7 +78,7 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     @property
     def nbytes(self) -> int:
@@ -116,7 +117,7 @@ class Workspace:
 
     def release(self) -> None:
         """Give the memory back; the next gather takes new memory."""
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _select(
@@ -137,7 +138,7 @@ def _select(
     else:  # index_select would copy the whole cache first
         picked = cache[ids, heads]
     tokens = tables.shape[1] * block_size
-    return picked.view(len(tables), kv_heads, tokens, dim)
+    return picked.reshape(len(tables), kv_heads, tokens, dim)
 
 
 def _checked_tables(cache: Tensor, tables: Tensor, length: int) -> Tensor:
@@ -149,6 +150,7 @@ def _checked_tables(cache: Tensor, tables: Tensor, length: int) -> Tensor:
     if tables.dtype not in INDEX:
         raise ValueError("block_tables must be int32 or int64")
     num_blocks, _, block_size, _ = cache.shape
+    require_at_least(1, block_size=block_size)
     capacity = tables.shape[1] * block_size
     length = operator.index(length)
     if not 0 <= length <= capacity:
@@ -356,11 +358,14 @@ def _attend(
     kv_heads, group = inputs.num_kv_heads, inputs.group
     packed = query.view(num_seqs, num_queries, kv_heads, group, dim)
     packed = packed.permute(0, 2, 3, 1, 4).flatten(2, 3)
-    if inputs.softcap is None and inputs.sinks is None:
+    plain = inputs.softcap is None and inputs.sinks is None
+    if plain:
         result = scaled_dot_product_attention(
             packed, keys, values, attn_mask=bias, scale=inputs.scale
         )
-    else:
+    if not plain or bool((result == 0).all(dim=-1).any()):
+        # SDPA has no such option; and a row whose scores are all NaN it may
+        # turn into zeros, which has to stay visible.
         result = _softmax(inputs, packed @ keys.mT, bias) @ values
     result = result.unflatten(2, (group, num_queries))
     return result.permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -15,6 +15,8 @@ from torch import Tensor
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INDEX = (torch.int32, torch.int64)
+LONGEST = 2**31 - 1  # tokens in a sequence
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class AttentionInputs:
         """Return how many query rows each sequence has: [num_seqs]."""
         if self.query_start_loc is None:
             return torch.ones_like(self.seq_lens)
-        return self.query_start_loc.diff()
+        return self.query_start_loc.long().diff()
 
     def output(self) -> Tensor:
         """Return an unwritten output: [num_tokens, num_heads, head_dim_v]."""
@@ -284,8 +286,8 @@ def require_device(first: Tensor, **others: Tensor) -> None:
 def _finite(name: str, value: float | None, default: float) -> float:
     if value is None:
         return default
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
+    if not abs(value) <= _FLOAT32.max:
+        raise ValueError(f"{name} must be finite in float32, got {value}")
     return float(value)
 
 
@@ -295,14 +297,16 @@ def _window(window: int | None) -> int | None:
     window = operator.index(window)
     if window < 1:
         raise ValueError(f"window must be >= 1, got {window}")
-    return window
+    return min(window, LONGEST)
 
 
 def _softcap(softcap: float | None) -> float | None:
     if softcap is None:
         return None
-    if not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap must be > 0 and finite, got {softcap}")
+    if not _FLOAT32.tiny <= softcap <= _FLOAT32.max:
+        raise ValueError(
+            f"softcap must be > 0 and finite in float32, got {softcap}"
+        )
     return float(softcap)
 
 
@@ -328,6 +332,8 @@ def cache_scale(
     """
     if value is None:
         return None
+    if isinstance(value, int | float):  # filled on the device: no copy
+        return torch.full((kv_heads,), float(value), device=like.device)
     scale = torch.as_tensor(value, dtype=torch.float32, device=like.device)
     if scale.numel() != 1 and list(scale.shape) != [kv_heads]:
         raise ValueError(
@@ -340,7 +346,24 @@ def cache_scale(
 # --- Values: reading them from a GPU waits for it ---------------------------
 
 
+def check_cache_scale(name: str, scale: Tensor | None) -> None:
+    """Refuse scales that no stored number survives.
+
+    Raises:
+        ValueError: one is not above 0 and finite.
+    """
+    if scale is None:
+        return
+    bad = ~((scale > 0) & scale.isfinite())
+    if bool(bad.any()):
+        raise ValueError(
+            f"{name} must be above 0 and finite, got {float(scale[bad][0])}"
+        )
+
+
 def _check_values(inputs: AttentionInputs) -> None:
+    check_cache_scale("k_scale", inputs.k_scale)
+    check_cache_scale("v_scale", inputs.v_scale)
     if inputs.query_start_loc is not None:
         _check_starts(inputs.query_start_loc, inputs.num_tokens)
     lens = inputs.seq_lens.long()
@@ -363,7 +386,8 @@ def _check_values(inputs: AttentionInputs) -> None:
 
 def _check_starts(starts: Tensor, num_tokens: int) -> None:
     first, last = int(starts[0]), int(starts[-1])
-    if first != 0 or last != num_tokens or bool((starts.diff() < 0).any()):
+    falls = bool((starts.long().diff() < 0).any())
+    if first != 0 or last != num_tokens or falls:
         raise ValueError(
             f"query_start_loc must rise from 0 to {num_tokens}, "
             f"got {starts.tolist()}"

@@ -78,10 +78,9 @@ class PagedKVCache:
         self.values = layers(num_blocks, head_dim_v, device=device)
         # A GPU copies to and from pinned memory without a detour.
         pinned = self.keys[0].is_cuda and num_host_blocks > 0
-        self.host_keys = layers(num_host_blocks, head_dim, pin_memory=pinned)
-        self.host_values = layers(
-            num_host_blocks, head_dim_v, pin_memory=pinned
-        )
+        host = {"device": "cpu", "pin_memory": pinned}
+        self.host_keys = layers(num_host_blocks, head_dim, **host)
+        self.host_values = layers(num_host_blocks, head_dim_v, **host)
 
     @property
     def bytes_per_block(self) -> int:
@@ -100,6 +99,7 @@ class PagedKVCache:
             value: [num_tokens, num_kv_heads, head_dim_v].
 
         Raises:
+            TypeError: a slot is not an integer.
             ValueError: no such layer, a slot out of range or given twice,
                 shapes, dtypes or devices that do not fit. Nothing was
                 written.
@@ -121,10 +121,13 @@ class PagedKVCache:
             [1, num_kv_heads, length, head_dim] and the same with head_dim_v.
 
         Raises:
+            TypeError: a block or the length is not an integer.
             ValueError: no such layer, a length below 0 or beyond the blocks,
                 or a block out of range.
         """
         _require_below("layer", layer, len(self.keys))
+        if 0 <= length <= len(block_ids) * self.block_size:
+            block_ids = block_ids[: -(-length // self.block_size)]
         row = [operator.index(block_id) for block_id in block_ids]
         table = torch.tensor(
             [row], dtype=torch.int64, device=self.keys[layer].device
@@ -142,6 +145,7 @@ class PagedKVCache:
         copied gets the copy's contents.
 
         Raises:
+            TypeError: a block is not an integer.
             ValueError: a block out of range, or the destination of two
                 copies. Nothing was copied.
         """
@@ -153,6 +157,7 @@ class PagedKVCache:
         The device's block is free for others as soon as this returns.
 
         Raises:
+            TypeError: as in `copy_blocks`.
             ValueError: as in `copy_blocks`.
         """
         _copy(pairs, self.keys, self.host_keys, self.values, self.host_values)
@@ -163,6 +168,7 @@ class PagedKVCache:
         Any device block will do: the block table names the new ones.
 
         Raises:
+            TypeError: as in `copy_blocks`.
             ValueError: as in `copy_blocks`.
         """
         _copy(pairs, self.host_keys, self.keys, self.host_values, self.values)
@@ -313,7 +319,9 @@ def _copy(
     value_sources: list[Tensor],
     value_destinations: list[Tensor],
 ) -> None:
-    pairs = [BlockCopy(*pair) for pair in pairs]
+    # Plain integers: a boolean is a mask to a tensor, and tensors of one
+    # value are not equal as members of a set.
+    pairs = [BlockCopy(*map(operator.index, pair)) for pair in pairs]
     _check_pairs(pairs, len(key_sources[0]), len(key_destinations[0]))
     for old, new in zip(
         key_sources + value_sources,

@@ -1,8 +1,8 @@
 """Attention over a paged cache as the definition says, in float64.
 
-One sequence, one query row at a time. It shares no code with the backends it
-judges: tokens are fetched one by one through the block table, and the softmax
-is written out.
+One sequence, one query row at a time. It shares only the checked inputs with
+the backends it judges: tokens are fetched one by one through the block table,
+and the softmax is written out.
 """
 
 import torch

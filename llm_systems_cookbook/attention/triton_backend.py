@@ -10,7 +10,11 @@ from torch import Tensor
 
 from llm_systems_cookbook.attention import triton_kernels as kernels
 from llm_systems_cookbook.attention.cache_write import as_stored
-from llm_systems_cookbook.attention.inputs import FP8, AttentionInputs
+from llm_systems_cookbook.attention.inputs import (
+    FP8,
+    AttentionInputs,
+    dtype_names,
+)
 
 INTERPRETED = kernels.INTERPRETED
 
@@ -80,8 +84,9 @@ def choose_tiles(
 def choose_splits(programs: int, tiles: int, processors: int) -> int:
     """Return how many programs share one sequence's tokens.
 
-    Enough that every processor has two programs, and no more than there are
-    tiles: a split without a tile is wasted.
+    A power of two: enough that every processor has two programs, and no more
+    than the tables have room for tiles. Lengths are not looked at, since they
+    lie on the device: short sequences in wide tables get empty splits.
 
     Args:
         programs: programs without splitting.
@@ -89,7 +94,9 @@ def choose_splits(programs: int, tiles: int, processors: int) -> int:
         processors: streaming multiprocessors of the device.
     """
     wanted = triton.cdiv(2 * processors, max(1, programs))
-    return max(1, min(wanted, tiles, MAX_SPLITS))
+    most = max(1, min(tiles, MAX_SPLITS))
+    # Each number is a kernel of its own to compile: only powers of two.
+    return min(triton.next_power_of_2(wanted), 1 << most.bit_length() - 1)
 
 
 def triton_attention(
@@ -107,15 +114,17 @@ def triton_attention(
     device = inputs.query.device
     target = _target(device)
     plan = plan_launch(inputs, target, _processors(device), num_splits)
-    parts, part_sums = split_buffers(inputs, plan.num_splits)
-    compute = tl.float32 if INTERPRETED else COMPUTE[inputs.query.dtype]
-    arguments = kernel_arguments(inputs, out, plan, compute, parts, part_sums)
-    with _on(device):
+    parts, part_lses = split_buffers(inputs, plan.num_splits)
+    compute = compute_dtype(inputs)
+    arguments = kernel_arguments(inputs, out, plan, compute, parts, part_lses)
+    if inputs.query_start_loc is not None:
+        out.zero_()  # rows past the last start belong to no program
+    with on_device(device):
         kernels.paged_attention_kernel[plan.grid](
             **arguments, **compile_options(plan.tiles, target)
         )
         if plan.num_splits > 1:
-            combine(inputs, parts, part_sums, out, plan.num_splits)
+            combine(inputs, parts, part_lses, out, plan.num_splits)
     return out
 
 
@@ -171,7 +180,7 @@ def kernel_arguments(
     plan: Plan,
     compute: tl.dtype,
     parts: Tensor | None,
-    part_sums: Tensor | None,
+    part_lses: Tensor | None,
 ) -> dict[str, object]:
     """Return the arguments of `paged_attention_kernel`, by name."""
     keys, values = inputs.key_cache, inputs.value_cache
@@ -191,7 +200,7 @@ def kernel_arguments(
         "starts": None if starts is None else starts.contiguous(),
         "out": out,
         "parts": parts,
-        "part_sums": part_sums,
+        "part_lses": part_lses,
         "slopes": inputs.alibi_slopes,
         "sinks": inputs.sinks,
         "k_scale": inputs.k_scale,
@@ -270,14 +279,14 @@ def split_buffers(
 def combine(
     inputs: AttentionInputs,
     parts: Tensor,
-    part_sums: Tensor,
+    part_lses: Tensor,
     out: Tensor,
     num_splits: int,
 ) -> None:
     """Weigh the results of the splits into `out`."""
     kernels.combine_kernel[(inputs.num_tokens, inputs.num_heads)](
         parts,
-        part_sums,
+        part_lses,
         inputs.sinks,
         out,
         *out.stride(),
@@ -309,7 +318,7 @@ def triton_write(
         num_blocks, heads, block_size, head_dim = cache.shape
         if stored.numel() == 0:
             continue
-        with _on(cache.device):
+        with on_device(cache.device):
             kernels.write_kernel[(stored.shape[0], heads)](
                 stored,
                 cache,
@@ -344,7 +353,23 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager:
+def compute_dtype(inputs: AttentionInputs) -> tl.dtype:
+    """Return the dtype in which a kernel multiplies.
+
+    Raises:
+        ValueError: the kernels do not take the query's dtype.
+    """
+    if inputs.query.dtype not in COMPUTE:
+        raise ValueError(
+            f"Triton kernels take {dtype_names(tuple(COMPUTE))}, "
+            f"got {inputs.query.dtype}"
+        )
+    # The interpreter multiplies bfloat16 matrices wrongly, without a word.
+    return tl.float32 if INTERPRETED else COMPUTE[inputs.query.dtype]
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager:
+    """Launch on this device, whichever is current."""
     if device.type == "cuda":
         return torch.cuda.device(device)
     return contextlib.nullcontext()

@@ -15,6 +15,14 @@ The rungs, each a kernel that runs:
 `write_kernel` puts new keys and values into their slots. The functions that
 launch all of these are in `triton_backend`.
 
+Tensors arrive as pointers, and offsets count elements. Their shapes are those
+of `paged_attention`: `query` and `out` [num_tokens, num_heads, head_dim],
+`keys` and `values` [num_blocks, num_kv_heads, block_size, head_dim], `tables`
+[num_seqs, max_blocks], `lengths` [num_seqs], and `starts`, its
+query_start_loc, [num_seqs + 1]. A split leaves `parts`
+[num_tokens, num_heads, splits, head_dim_v] and `part_lses`, the log-sum-exp
+of its scores, [num_tokens, num_heads, splits], both float32.
+
 Without a GPU the kernels run in Triton's interpreter, which has to be on
 (`TRITON_INTERPRET=1`) before `triton` is first imported.
 
@@ -261,7 +269,7 @@ def split_kernel(
     tables,
     lengths,
     parts,
-    part_sums,
+    part_lses,
     scale,
     max_blocks,
     NUM_KV_HEADS: tl.constexpr,
@@ -307,11 +315,11 @@ def split_kernel(
     part = head * SPLITS + split
     at_part = part[:, None] * HEAD_DIM + dim[None, :]
     tl.store(parts + at_part, normalized(mixed, total), mask=in_query)
-    tl.store(part_sums + part, log_sum(largest, total), mask=rows < GROUP)
+    tl.store(part_lses + part, log_sum_exp(largest, total), mask=rows < GROUP)
 
 
 @triton.jit
-def log_sum(largest, total):
+def log_sum_exp(largest, total):
     """Return log(sum(exp(score))) of each row: -inf where no token was."""
     none = total == 0.0
     log_total = tl.log(tl.where(none, 1.0, total))
@@ -321,7 +329,7 @@ def log_sum(largest, total):
 @triton.jit
 def combine_kernel(
     parts,
-    part_sums,
+    part_lses,
     sinks,
     out,
     out_stride_token,
@@ -339,13 +347,13 @@ def combine_kernel(
     dim = tl.arange(0, DIMS)
     part = (token * NUM_HEADS + head) * splits + split
     used = split < splits
-    log_sums = tl.load(part_sums + part, mask=used, other=float("-inf"))
-    largest = tl.max(log_sums, 0)
+    lses = tl.load(part_lses + part, mask=used, other=float("-inf"))
+    largest = tl.max(lses, 0)
     if sinks is not None:
         sink = tl.load(sinks + head)
         largest = tl.maximum(largest, sink)
     base = tl.where(largest == float("-inf"), 0.0, largest)
-    weights = tl.exp(log_sums - base)
+    weights = tl.exp(lses - base)
     total = tl.sum(weights, 0)
     if sinks is not None:
         total += tl.exp(sink - base)
@@ -400,13 +408,21 @@ def from_fp8(bits, E5M2: tl.constexpr):
 
 
 @triton.jit
+def tanh(x):
+    """Return tanh by exp, which every version of Triton has."""
+    # Tends to 1 where exp overflows, but cancels where x is small.
+    large = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+    square = x * x
+    series = 2.0 / 15.0 - 17.0 / 315.0 * square
+    small = x * (1.0 - square * (1.0 / 3.0 - square * series))
+    return tl.where(square < 0.04, small, large)
+
+
+@triton.jit
 def shaped_scores(scores, position, length, slope, softcap):
     """Cap the scores, then bias them by distance (ALiBi), where asked for."""
     if softcap is not None:
-        # tanh through exp; this form tends to 1 where exp overflows.
-        scores = scores / softcap
-        scores = 1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0)
-        scores = scores * softcap
+        scores = softcap * tanh(scores / softcap)
     if slope is not None:
         distance = (position - (length - 1)).to(tl.float32)
         scores += slope[:, None] * distance[None, :]
@@ -417,8 +433,9 @@ def shaped_scores(scores, position, length, slope, softcap):
 def with_sink(largest, total, mixed, sink):
     """Let a sink take its share of the softmax; it adds no value."""
     grown = tl.maximum(largest, sink)
-    rescale = tl.exp(largest - grown)
-    total = total * rescale + tl.exp(sink - grown)
+    base = tl.where(grown == float("-inf"), 0.0, grown)
+    rescale = tl.exp(largest - base)
+    total = total * rescale + tl.exp(sink - base)
     return total, mixed * rescale[:, None]
 
 
@@ -443,7 +460,17 @@ def load_tile(
     return from_fp8(bits, FP8 == 2).to(COMPUTE)
 
 
-@triton.jit
+# These change from step to step: a version for each value would be compiled
+# in the middle of serving.
+@triton.jit(
+    do_not_specialize=(
+        "num_seqs",
+        "num_blocks",
+        "max_blocks",
+        "table_stride",
+        "window",
+    )
+)
 def paged_attention_kernel(
     query,
     keys,
@@ -453,7 +480,7 @@ def paged_attention_kernel(
     starts,
     out,
     parts,
-    part_sums,
+    part_lses,
     slopes,
     sinks,
     k_scale,
@@ -509,7 +536,8 @@ def paged_attention_kernel(
         first = (tile - (first_token // QUERY_TILE + seq)) * QUERY_TILE
         if first >= query_len:
             return
-    length = tl.load(lengths + seq)
+    # One token past the table is enough to make a result NaN.
+    length = tl.minimum(tl.load(lengths + seq), max_blocks * BLOCK_SIZE + 1)
     rows = tl.arange(0, ROWS)
     index = first + rows // GROUP
     head = kv_head * GROUP + rows % GROUP
@@ -599,7 +627,7 @@ def paged_attention_kernel(
         part = (token * NUM_HEADS + head) * SPLITS + split
         at_part = part[:, None] * HEAD_DIM_V + dim_v[None, :]
         tl.store(parts + at_part, normalized(mixed, total), mask=stored)
-        tl.store(part_sums + part, log_sum(largest, total), mask=row_used)
+        tl.store(part_lses + part, log_sum_exp(largest, total), mask=row_used)
 
 
 # --- The cache write --------------------------------------------------------

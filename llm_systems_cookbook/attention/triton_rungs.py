@@ -5,25 +5,38 @@ come with the finished kernel, in `triton_backend`.
 """
 
 from collections.abc import Callable
+from functools import wraps
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from llm_systems_cookbook.attention import triton_kernels as kernels
 from llm_systems_cookbook.attention.inputs import FP8, AttentionInputs
 from llm_systems_cookbook.attention.triton_backend import (
-    COMPUTE,
-    INTERPRETED,
     combine,
+    compute_dtype,
+    on_device,
     padded_dim,
     split_buffers,
 )
 
 TILE = 32
 
+Rung = Callable[..., Tensor]
 
+
+def _on_its_device(launch: Rung) -> Rung:
+    @wraps(launch)
+    def launched(inputs: AttentionInputs, out: Tensor, *more: int) -> Tensor:
+        compute_dtype(inputs)  # refuses what the kernels do not take
+        with on_device(inputs.query.device):
+            return launch(inputs, out, *more)
+
+    return launched
+
+
+@_on_its_device
 def per_head_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     """Rung 1: one program per query head.
 
@@ -44,6 +57,7 @@ def per_head_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     return out
 
 
+@_on_its_device
 def grouped_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     """Rung 2: the query heads of a KV head in one program.
 
@@ -61,11 +75,12 @@ def grouped_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
         ROWS=_rows(inputs),
         BLOCK_SIZE=inputs.block_size,
         HEAD_DIM=inputs.head_dim,
-        COMPUTE=_compute(inputs),
+        COMPUTE=compute_dtype(inputs),
     )
     return out
 
 
+@_on_its_device
 def tiled_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     """Rung 3: tiles of 32 tokens, whatever the block size.
 
@@ -78,6 +93,7 @@ def tiled_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     return out
 
 
+@_on_its_device
 def split_attention(
     inputs: AttentionInputs, out: Tensor, num_splits: int = 2
 ) -> Tensor:
@@ -89,23 +105,23 @@ def split_attention(
     _require_plain(inputs)
     if num_splits < 2:
         raise ValueError(f"num_splits must be >= 2, got {num_splits}")
-    parts, part_sums = split_buffers(inputs, num_splits)
+    parts, part_lses = split_buffers(inputs, num_splits)
     *pointers, _, scale, max_blocks = _pointers(inputs, out)
     grid = inputs.num_seqs, inputs.num_kv_heads, num_splits
     kernels.split_kernel[grid](
         *pointers,
         parts,
-        part_sums,
+        part_lses,
         scale,
         max_blocks,
         **_tiled(inputs),
         SPLITS=num_splits,
     )
-    combine(inputs, parts, part_sums, out, num_splits)
+    combine(inputs, parts, part_lses, out, num_splits)
     return out
 
 
-RUNGS: dict[str, Callable[[AttentionInputs, Tensor], Tensor]] = {
+RUNGS: dict[str, Rung] = {
     "per_head": per_head_attention,
     "grouped": grouped_attention,
     "tiled": tiled_attention,
@@ -135,16 +151,12 @@ def _tiled(inputs: AttentionInputs) -> dict[str, object]:
         "HEAD_DIM": inputs.head_dim,
         "DIMS": padded_dim(inputs.head_dim),
         "TILE": TILE,
-        "COMPUTE": _compute(inputs),
+        "COMPUTE": compute_dtype(inputs),
     }
 
 
 def _rows(inputs: AttentionInputs) -> int:
     return triton.next_power_of_2(inputs.group)
-
-
-def _compute(inputs: AttentionInputs) -> tl.dtype:
-    return tl.float32 if INTERPRETED else COMPUTE[inputs.query.dtype]
 
 
 def _require_plain(inputs: AttentionInputs) -> None:
