@@ -63,7 +63,9 @@ def test_serving_the_trace_imports_neither_torch_nor_pictures():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", ["allocator", "paged_trace"])
+@pytest.mark.parametrize(
+    "name", ["allocator", "paged_attention", "paged_trace"]
+)
 def test_committed_figures_carry_their_conditions(name):
     file = ROOT / "benchmarks" / "results" / f"{name}.json"
     record = json.loads(file.read_text())
