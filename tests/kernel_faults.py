@@ -8,7 +8,7 @@ class KernelFault(NamedTuple):
 
     `noticed` says by what: a key of NOTICES in test_kernel_faults.py, which
     runs in that process, or "guard" or "int32", in one that may crash.
-    "equivalent" changes no result, and `why` explains it.
+    "equivalent" changes no result of a rung, and `why` explains it.
     """
 
     name: str

@@ -22,8 +22,8 @@ pytest.importorskip("triton")
 OPTIONS = {
     "dtype": ("float16", "bfloat16", "float32"),
     "cache": (None, "float8_e4m3fn", "float8_e5m2"),
-    "head_dim": (32, 64, 80, 128, 256),
-    "group": (1, 4, 7, 8, 16),
+    "head_dim": (64, 80, 128, 256),
+    "group": (1, 4, 7, 16),
     "block_size": (1, 16, 24),
     "prefill": (False, True),
     "num_splits": (1, 8),
