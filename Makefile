@@ -29,12 +29,13 @@ help:
 	@echo 'PYTHON     builds .venv; Python 3.11, 3.12 or 3.13 (now $(PYTHON))'
 	@echo 'PIP_ARGS   more arguments for pip, such as an index of CPU wheels'
 	@echo 'LAB_ARGS   more arguments for Jupyter Lab, such as --no-browser'
-	@echo 'JOBS       how many notebooks or tests run at once (now $(JOBS))'
+	@echo 'JOBS       how many tests run at once (now $(JOBS))'
 	@echo ''
 	@echo 'Another PYTHON or PIP_ARGS needs a fresh .venv: make clean first.'
 
+# One at a time: notebooks 06 and 07 measure times.
 run: $(STAMP)
-	$(BIN)/cookbook run -j $(JOBS)
+	$(BIN)/cookbook run
 
 # Notebooks come first: they are the longest, and worksteal shares the rest.
 # Their results go to build/, so a test run never replaces your figures.

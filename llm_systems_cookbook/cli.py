@@ -256,7 +256,8 @@ def bench_attention(
                     timings = bench.measure(
                         shape, backend, rounds=rounds, seed=seed
                     )
-                    _print(_timings_table(f"{title}, {name}, {dim}", timings))
+                    what = f"{batch} x {title}, {name}, head_dim {dim}"
+                    _print(_timings_table(f"{what}, {device}", timings))
                     typer.echo(
                         f"minimal bytes: {shape.minimal_bytes():,}; a copy: "
                         f"{bench.copy_rate(timings) / 1e9:.1f} GB/s"

@@ -206,7 +206,7 @@ def test_the_command_prints_a_table_for_each_case():
         f"{SMALL} --length 20 --longest 50 --backend cpu --device cpu"
     )
     assert done.exit_code == 0, done.output
-    assert "20 tokens each, float32, 8" in done.output
+    assert "2 x 20 tokens each, float32, head_dim 8, cpu" in done.output
     assert "generated from quantiles" in done.output
     bytes_ = bench.Shape((20, 20), 4, 2, 8, 16).minimal_bytes()
     assert f"minimal bytes: {bytes_:,}" in done.output

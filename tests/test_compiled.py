@@ -97,7 +97,7 @@ def problems(spec: Spec, found: Compiled) -> list[str]:
 @pytest.mark.parametrize("target", SHARED_LIMIT)
 def test_compiles_without_spills_with_wide_loads_and_tensor_cores(target: str):
     wanted = specs(target)
-    assert len(wanted) > 15
+    assert len(wanted) > 10
     found = compile_report(wanted)
     wrong = {
         spec: what

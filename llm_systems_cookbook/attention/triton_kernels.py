@@ -282,7 +282,7 @@ def split_kernel(
     SPLITS: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Attend to one split of the tokens; leave its result and its weight."""
+    """Attend to one split of the tokens; leave its result and log-sum-exp."""
     seq, kv_head = tl.program_id(0), tl.program_id(1)
     split = tl.program_id(2)
     length = tl.load(lengths + seq)
