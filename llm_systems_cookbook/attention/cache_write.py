@@ -24,11 +24,11 @@ def write_kv(
     key_cache: Tensor,
     value_cache: Tensor,
     slot_mapping: Tensor,
+    backend: str = "auto",
     *,
     k_scale: Tensor | float | None = None,
     v_scale: Tensor | float | None = None,
     validate: bool = True,
-    backend: str = "auto",
 ) -> None:
     """Write the key and value of token i into slot `slot_mapping[i]`.
 
@@ -45,13 +45,13 @@ def write_kv(
             strides but 0; of key's dtype, or float8_e4m3fn or float8_e5m2.
         value_cache: the same with head_dim_v, of key_cache's dtype.
         slot_mapping: [num_tokens] int32 or int64.
+        backend: as in `paged_attention`.
         k_scale: keys are divided by it before they are stored: one number,
             or [num_kv_heads]; rounded to float32.
         v_scale: the same for values.
         validate: read the slots and refuse bad ones; on a GPU that waits for
             the device. Without it, a slot out of range writes nothing, and
             of two tokens for one slot either may stay.
-        backend: as in `paged_attention`.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, one cache for
