@@ -863,6 +863,24 @@ FAULTS = [
         "split_kernels_equal_float64",
     ),
     Fault(
+        "soft cap that cancels where scores are small",
+        "07_triton_paged_attention",
+        TRITON,
+        "    return tl.where(square < 0.04, small, large)",
+        "    return large",
+        "softcap_is_exact",
+    ),
+    Fault(
+        "largest L not taken off",
+        "07_triton_paged_attention",
+        TRITON,
+        """    base = tl.where(largest == float("-inf"), 0.0, largest)
+    weights = tl.exp(lses - base)""",
+        """    base = 0.0
+    weights = tl.exp(lses - base)""",
+        "split_kernels_equal_float64",
+    ),
+    Fault(
         "empty split weighs as much as a score of 0",
         "07_triton_paged_attention",
         TRITON,

@@ -210,7 +210,7 @@ def test_functions_that_may_reorder_sums_call_no_compiled_function():
         if function.targetoptions.get("fastmath")
     }
     assert {"_score_by", "_add_values_by"} <= set(reordering)
-    assert "_soften" not in reordering
+    assert "_softmax_step" not in reordering
     for name, called in reordering.items():
         assert not {*compiled, "_exp", "_number"} & set(called), name
     assert not cpu.REORDER & {"fast", "nnan", "ninf"}

@@ -279,8 +279,8 @@ def _attend(
             _score(queries, i, key_numbers, key, count, scale, weights)
             distance = low - pieces.length[piece] + 1
             slope = slopes[head * group + i % group]
-            _bend(weights, count, distance, slope, softcap)
-            _soften(weights, count, peaks, totals, sums, i)
+            _cap_and_bias(weights, count, distance, slope, softcap)
+            _softmax_step(weights, count, peaks, totals, sums, i)
             value = value_at + (low - first) * sums.shape[1]
             _add_values(weights, count, value_numbers, value, sums, i)
 
@@ -487,7 +487,7 @@ def _score_by(
 
 
 @_inlined()
-def _bend(
+def _cap_and_bias(
     scores: np.ndarray,
     count: int,
     distance: int,
@@ -504,7 +504,7 @@ def _bend(
 
 
 @_inlined()
-def _soften(
+def _softmax_step(
     weights: np.ndarray,
     count: int,
     peaks: np.ndarray,

@@ -25,7 +25,6 @@ COMPUTE = {
 }
 _FP8_KIND = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
 
-
 MAX_SPLITS = 64
 
 

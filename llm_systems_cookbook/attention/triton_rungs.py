@@ -45,7 +45,7 @@ def per_head_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
             is no power of two.
     """
     _require_plain(inputs)
-    _require_powers_of_two(inputs, least_block=1)
+    _require_powers_of_two(inputs, least=1)
     grid = inputs.num_seqs, inputs.num_heads
     kernels.per_head_kernel[grid](
         *_pointers(inputs, out),
@@ -66,7 +66,7 @@ def grouped_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
             no power of two, or one below 16: `tl.dot` takes no less.
     """
     _require_plain(inputs)
-    _require_powers_of_two(inputs, least_block=16)
+    _require_powers_of_two(inputs, least=16)
     grid = inputs.num_seqs, inputs.num_kv_heads
     kernels.grouped_kernel[grid](
         *_pointers(inputs, out),
@@ -191,11 +191,9 @@ def _require_plain(inputs: AttentionInputs) -> None:
             raise ValueError(f"this rung wants {name} in one piece")
 
 
-def _require_powers_of_two(inputs: AttentionInputs, least_block: int) -> None:
-    for name, size, least in (
-        ("block_size", inputs.block_size, least_block),
-        ("head_dim", inputs.head_dim, least_block),
-    ):
+def _require_powers_of_two(inputs: AttentionInputs, least: int) -> None:
+    for name in ("block_size", "head_dim"):
+        size = getattr(inputs, name)
         if size < least or size != triton.next_power_of_2(size):
             raise ValueError(
                 f"{name} must be a power of two, and at least {least}, "
