@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 
-from llm_systems_cookbook import plots
+from llm_systems_cookbook import plots, plots_look
 
 PARTS = ("token_states", "reserved", "internal", "external")
 MAX = dict(zip(PARTS, (20.4, 13.3, 57.3, 8.9), strict=True))
@@ -218,7 +218,10 @@ def test_text_on_every_fill_has_a_contrast_of_four_and_a_half():
     fills = [plots.WASTE_LIGHT, plots.WASTE_DARK]
     fills += [*plots._FILL.values(), *plots._LIVE_SHADES]
     for fill in fills:
-        pair = plots._luminance(fill), plots._luminance(plots._text_on(fill))
+        pair = (
+            plots_look._luminance(fill),
+            plots_look._luminance(plots._text_on(fill)),
+        )
         assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 4.5, fill
 
 
@@ -588,9 +591,9 @@ def test_labels_at_the_line_ends_do_not_overlap(draw):
 
 
 def test_spread_keeps_the_order_and_the_distance():
-    placed = plots._spread([0.99, 0.5, 0.98, 0.97], 0.1)
+    placed = plots_look._spread([0.99, 0.5, 0.98, 0.97], 0.1)
     assert placed == pytest.approx([1.0, 0.5, 0.9, 0.8])
-    assert plots._spread([0.1, 0.9], 0.1) == [0.1, 0.9]
+    assert plots_look._spread([0.1, 0.9], 0.1) == [0.1, 0.9]
 
 
 def test_waste_by_block_size_draws_the_data_on_a_binary_axis():

@@ -388,3 +388,39 @@ def _softmax(
     sinks = sinks.expand(num_seqs, -1, -1, -1)
     # A sink is one more column: it takes its share, and has no value.
     return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+
+
+@torch.no_grad()
+def gather_loop_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
+    """Attend the naive way: copy each sequence together, then call SDPA.
+
+    What an engine does that pages its memory and changes nothing else: for
+    every sequence, `gather_loop` into fresh memory, then attention as before.
+    Takes no option but the scale.
+
+    Args:
+        inputs: checked arguments, of `paged_attention`.
+        out: [num_tokens, num_heads, head_dim_v], overwritten.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ValueError: a block id out of range.
+    """
+    starts = inputs.query_start_loc
+    if starts is None:
+        starts = torch.arange(inputs.num_seqs + 1)
+    rows = [0, *starts.tolist()[1:]]
+    out.zero_()
+    for i, length in enumerate(inputs.seq_lens.tolist()):
+        query = inputs.query[rows[i] : rows[i + 1]]
+        if length == 0 or len(query) == 0:
+            continue
+        table = inputs.block_tables[i : i + 1]
+        keys = gather_loop(inputs.key_cache, table, length)
+        values = gather_loop(inputs.value_cache, table, length)
+        bias = _bias(inputs, len(query), 0, length, length, query.dtype)
+        result = _attend(inputs, query[None], keys, values, bias)
+        out[rows[i] : rows[i + 1]] = result[0]
+    return out

@@ -5,7 +5,8 @@ question: is there room? Reserving memories answer it once, at admission.
 Paged memory answers it again for every block.
 """
 
-from collections.abc import Hashable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
@@ -16,7 +17,11 @@ from llm_systems_cookbook.memory.reservation import (
     Regions,
     round_up_to_power_of_two,
 )
-from llm_systems_cookbook.memory.sequence_table import SequenceTable
+from llm_systems_cookbook.memory.sequence_table import (
+    BlockCopy,
+    SequenceTable,
+    fork_sequence,
+)
 from llm_systems_cookbook.validate import require_at_least
 
 T = TypeVar("T")
@@ -50,11 +55,19 @@ class MemoryManager(Protocol):
     get.
     """
 
+    block_size: int
+    """Slots that are handed out together."""
+
+    shares_blocks: bool
+    """Whether requests can share; else there is no `fork`, no `swap_out`."""
+
     @property
     def capacity(self) -> int:
         """Token slots in the whole pool."""
 
-    def fits(self, num_tokens: int) -> bool:
+    def fits(
+        self, num_tokens: int, samples: int = 1, shared_tokens: int = 0
+    ) -> bool:
         """Tell whether a request of this final length will fit, if alone."""
 
     def admit(
@@ -62,6 +75,7 @@ class MemoryManager(Protocol):
         request_id: Hashable,
         num_tokens: int,
         final_tokens: int | None = None,
+        keep_free: int = 0,
     ) -> bool:
         """Make room for a new request's tokens; False when there is none."""
 
@@ -70,6 +84,16 @@ class MemoryManager(Protocol):
 
     def release(self, request_id: Hashable) -> None:
         """Give back all that a request holds."""
+
+    @property
+    def request_ids(self) -> set[Hashable]:
+        """Requests that hold memory."""
+
+    def held(self, request_id: Hashable) -> int:
+        """Return for how many tokens a request has room."""
+
+    def block_ids(self, request_id: Hashable) -> Sequence[int]:
+        """Return a request's blocks, in the order of its tokens."""
 
     def usage(self) -> Usage:
         """Return where the pool's slots are now."""
@@ -98,9 +122,15 @@ class ReservedMemory:
         policy: "max", "pow2" or "oracle".
         regions: how regions are placed, BuddyRegions or FirstFitRegions.
 
+    Attributes:
+        block_size: 1, so a region is a block table of consecutive slots.
+
     Raises:
         ValueError: a size below 1, or an unknown policy.
     """
+
+    block_size = 1
+    shares_blocks = False
 
     def __init__(
         self,
@@ -126,22 +156,38 @@ class ReservedMemory:
         """Token slots in the whole pool."""
         return self.regions.num_slots
 
-    def fits(self, num_tokens: int) -> bool:
+    def fits(
+        self, num_tokens: int, samples: int = 1, shared_tokens: int = 0
+    ) -> bool:
         """Tell whether a request of this final length will fit, if alone.
 
         How much `pow2` rounds up depends on the prompt: the least favourable
-        one, a single token, decides.
+        one, a single token, decides. Samples share nothing here: each takes
+        a region of its own.
         """
-        (num_tokens,) = require_at_least(1, num_tokens=num_tokens)
+        num_tokens, samples = require_at_least(
+            1, num_tokens=num_tokens, samples=samples
+        )
+        require_at_least(0, shared_tokens=shared_tokens)
         if num_tokens > self.max_tokens:
             return False
-        return self.regions.ever_fits(self._size(1, num_tokens))
+        size = self._size(1, num_tokens)
+        if samples == 1:
+            return self.regions.ever_fits(size)
+        empty = type(self.regions)(self.capacity)
+        try:
+            for _ in range(samples):
+                empty.allocate(size)
+        except NoFreeRegion:
+            return False
+        return True
 
     def admit(
         self,
         request_id: Hashable,
         num_tokens: int,
         final_tokens: int | None = None,
+        keep_free: int = 0,
     ) -> bool:
         """Reserve a region; False when no hole is large enough.
 
@@ -149,6 +195,7 @@ class ReservedMemory:
             request_id: a name not in use.
             num_tokens: tokens to hold now (the prompt), at least 1.
             final_tokens: tokens held at the end; `pow2` and `oracle` need it.
+            keep_free: not used: no request grows out of its region.
 
         Raises:
             ValueError: the id is in use, lengths out of order or above
@@ -209,6 +256,40 @@ class ReservedMemory:
         self.regions.free(_get(self._reservations, request_id).start)
         del self._reservations[request_id]
 
+    @property
+    def request_ids(self) -> set[Hashable]:
+        """Requests that hold memory."""
+        return set(self._reservations)
+
+    def held(self, request_id: Hashable) -> int:
+        """Return how many tokens of its region a request uses.
+
+        Raises:
+            KeyError: unknown request.
+        """
+        return _get(self._reservations, request_id).held
+
+    def block_ids(self, request_id: Hashable) -> range:
+        """Return the slots that a request uses: blocks of one token each.
+
+        Raises:
+            KeyError: unknown request.
+        """
+        region = _get(self._reservations, request_id)
+        return range(region.start, region.start + region.held)
+
+    def assert_consistent(self) -> None:
+        """Check the pool, and that each region in use is a request's.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        self.regions.assert_consistent()
+        ours = sorted(r.start for r in self._reservations.values())
+        used = sorted(self.regions.used_starts)
+        if ours != used:
+            raise AssertionError(f"regions {used} are in use, held: {ours}")
+
     def usage(self) -> Usage:
         """Return where the pool's slots are now.
 
@@ -229,26 +310,67 @@ class PagedMemory:
     """Give each request a block when it needs one.
 
     The only owner of its allocator. A request's final length is used for
-    accounting alone, never to decide.
+    accounting alone, never to decide. Requests may share blocks (`fork`): a
+    request that grows into a shared block gets its own, and the copy to make
+    waits in `take_copies`. With host blocks, requests can be moved out of
+    the pool and back (`swap_out`, `swap_in`).
+
+    Source: sections 4.3 to 4.5 of Kwon et al., SOSP 2023.
 
     Args:
         allocator: the pool; nothing else may take or free its blocks.
+        host_blocks: blocks of the same size in the host's memory.
+
+    Attributes:
+        allocator: as given.
+        host: the allocator of the host's blocks; None when there are none.
+
+    Raises:
+        TypeError: host_blocks is not an integer.
+        ValueError: host_blocks below 0.
     """
 
-    def __init__(self, allocator: BlockAllocator) -> None:
+    shares_blocks = True
+
+    def __init__(
+        self, allocator: BlockAllocator, host_blocks: int = 0
+    ) -> None:
+        (host_blocks,) = require_at_least(0, host_blocks=host_blocks)
         self.allocator = allocator
+        self.block_size = allocator.block_size
+        self.host: BlockAllocator | None = None
+        if host_blocks > 0:
+            self.host = BlockAllocator(host_blocks, self.block_size)
         self._tables: dict[Hashable, SequenceTable] = {}
+        self._host_tables: dict[Hashable, SequenceTable] = {}
         self._finals: dict[Hashable, int | None] = {}
+        self._copies: dict[Hashable, list[BlockCopy]] = {}
 
     @property
     def capacity(self) -> int:
         """Token slots in the whole pool."""
-        return self.allocator.num_blocks * self.allocator.block_size
+        return self.allocator.num_blocks * self.block_size
 
-    def fits(self, num_tokens: int) -> bool:
-        """Tell whether a request of this final length will fit, if alone."""
-        require_at_least(1, num_tokens=num_tokens)
-        needed = self.allocator.blocks_needed(num_tokens)
+    def fits(
+        self, num_tokens: int, samples: int = 1, shared_tokens: int = 0
+    ) -> bool:
+        """Tell whether a request of this final length will fit, if alone.
+
+        Args:
+            num_tokens: tokens of each sample at its end, at least 1.
+            samples: sequences of the request, at least 1.
+            shared_tokens: tokens that the samples begin with together; the
+                full blocks of these are held once.
+        """
+        num_tokens, samples = require_at_least(
+            1, num_tokens=num_tokens, samples=samples
+        )
+        (shared_tokens,) = require_at_least(0, shared_tokens=shared_tokens)
+        each = self.allocator.blocks_needed(num_tokens)
+        shared = min(shared_tokens // self.block_size, each)
+        if num_tokens <= shared_tokens:
+            shared = each  # no sample ever writes
+        needed = shared + samples * (each - shared)
         return needed <= self.allocator.num_blocks
 
     def admit(
@@ -256,6 +378,7 @@ class PagedMemory:
         request_id: Hashable,
         num_tokens: int,
         final_tokens: int | None = None,
+        keep_free: int = 0,
     ) -> bool:
         """Take blocks for a new request; False when too few are free.
 
@@ -263,21 +386,33 @@ class PagedMemory:
             request_id: a name not in use.
             num_tokens: tokens to hold now, at least 1.
             final_tokens: tokens held at the end, for `usage` alone.
+            keep_free: slots that must stay free, in whole blocks.
 
         Raises:
-            ValueError: the id is in use, or lengths out of order.
+            ValueError: the id is in use, lengths out of order, or keep_free
+                below 0.
         """
+        self._require_new(request_id)
         num_tokens, final_tokens = _check_new(
             self._tables, request_id, num_tokens, final_tokens
         )
-        table = SequenceTable(self.allocator.block_size)
-        try:
-            table.extend(self.allocator, num_tokens)
-        except OutOfBlocks:
+        table = SequenceTable(self.block_size)
+        needed = self.allocator.blocks_needed(num_tokens)
+        if not self._leaves(needed, keep_free):
             return False
+        table.extend(self.allocator, num_tokens)
         self._tables[request_id] = table
         self._finals[request_id] = final_tokens
         return True
+
+    def _require_new(self, request_id: Hashable) -> None:
+        if request_id in self._host_tables:
+            raise ValueError(f"request {request_id!r} is swapped out")
+
+    def _leaves(self, needed: int, keep_free: int) -> bool:
+        """Tell whether enough blocks stay free when so many are taken."""
+        kept = self.allocator.blocks_needed(keep_free)
+        return needed + kept <= self.allocator.free_blocks
 
     def grow(self, request_id: Hashable, num_tokens: int = 1) -> bool:
         """Make room for more tokens; False when too few blocks are free.
@@ -290,45 +425,229 @@ class PagedMemory:
         try:
             # Every decode step: take the short way.
             if isinstance(num_tokens, int) and num_tokens == 1:
-                copies = table.append(self.allocator)
+                copy = table.append(self.allocator)
+                copies = [] if copy is None else [copy]
             else:
                 copies = table.extend(self.allocator, num_tokens)
         except OutOfBlocks:
             return False
-        # Requests share no block, so there are no contents to copy.
-        assert not copies, f"request {request_id!r} shares its tail"
+        if copies:
+            self._copies.setdefault(request_id, []).extend(copies)
         return True
 
+    def take_copies(self) -> list[BlockCopy]:
+        """Return the copies to make before the next write, and forget them.
+
+        Those of a request that has left the pool since are not among them.
+        """
+        copies = [c for each in self._copies.values() for c in each]
+        self._copies.clear()
+        return copies
+
+    def fork(self, request_id: Hashable, new_id: Hashable) -> None:
+        """Let a new request share all blocks of another; takes none.
+
+        Raises:
+            KeyError: unknown request.
+            ValueError: the new id is in use.
+        """
+        parent = self.table(request_id)
+        self._require_new(new_id)
+        if new_id in self._tables:
+            raise ValueError(f"request {new_id!r} is already in memory")
+        self._tables[new_id] = fork_sequence(parent, self.allocator)
+        self._finals[new_id] = self._finals[request_id]
+
     def release(self, request_id: Hashable) -> None:
-        """Give back a request's blocks.
+        """Give back a request's blocks, on the device or on the host.
 
         Raises:
             KeyError: unknown request.
         """
-        self.table(request_id).free(self.allocator)
-        del self._tables[request_id], self._finals[request_id]
+        if request_id in self._host_tables:
+            self._host_tables.pop(request_id).free(self.host)
+        else:
+            self.table(request_id).free(self.allocator)
+            del self._tables[request_id]
+        self._copies.pop(request_id, None)
+        del self._finals[request_id]
+
+    def swap_out(
+        self, request_ids: Iterable[Hashable]
+    ) -> list[BlockCopy] | None:
+        """Move requests to the host; None when it has too little room.
+
+        Blocks that they share are moved once, and shared there. Contents
+        are to be copied before any of the step's writes.
+
+        Returns:
+            Pairs of a device block and the host block it goes to.
+
+        Raises:
+            KeyError: unknown request, or one that is swapped out already.
+        """
+        tables = {i: self.table(i) for i in request_ids}
+        if self.host is None or _distinct(tables) > self.host.free_blocks:
+            return None
+        # A copy that was promised and not yet made: its contents are still
+        # in the source.
+        copies = [c for i in tables for c in self._copies.pop(i, [])]
+        source = {c.destination: c.source for c in copies}
+        pairs = _move(tables, self._tables, self._host_tables, self.host)
+        for table in tables.values():
+            table.free(self.allocator)
+        return [BlockCopy(source.get(b, b), host) for b, host in pairs]
+
+    def swap_in(
+        self, request_ids: Iterable[Hashable], keep_free: int = 0
+    ) -> list[BlockCopy] | None:
+        """Move requests back; None when too few blocks are free.
+
+        Args:
+            request_ids: requests that are swapped out.
+            keep_free: slots that must stay free, in whole blocks.
+
+        Returns:
+            Pairs of a host block and the device block it goes to.
+
+        Raises:
+            KeyError: a request that is not swapped out.
+            ValueError: keep_free below 0.
+        """
+        tables = {i: self._swapped(i) for i in request_ids}
+        if not self._leaves(_distinct(tables), keep_free):
+            return None
+        pairs = _move(tables, self._host_tables, self._tables, self.allocator)
+        for table in tables.values():
+            table.free(self.host)
+        return pairs
+
+    def _swapped(self, request_id: Hashable) -> SequenceTable:
+        if request_id not in self._host_tables:
+            raise KeyError(f"request {request_id!r} is not swapped out")
+        return self._host_tables[request_id]
+
+    @property
+    def request_ids(self) -> set[Hashable]:
+        """Requests that hold memory, on the device or on the host."""
+        return {*self._tables, *self._host_tables}
 
     def table(self, request_id: Hashable) -> SequenceTable:
         """Return a request's block table, to read.
 
         Raises:
-            KeyError: unknown request.
+            KeyError: unknown request, or one that is swapped out.
         """
-        return _get(self._tables, request_id)
+        table = self._tables.get(request_id)
+        if table is not None:
+            return table
+        where = "swapped out" if request_id in self._host_tables else "unknown"
+        raise KeyError(f"request {request_id!r} is {where}: not in the pool")
+
+    def held(self, request_id: Hashable) -> int:
+        """Return for how many tokens a request has room.
+
+        Raises:
+            KeyError: unknown request, or one that is swapped out.
+        """
+        return self.table(request_id).length
+
+    def block_ids(self, request_id: Hashable) -> list[int]:
+        """Return a request's blocks, in the order of its tokens.
+
+        Raises:
+            KeyError: unknown request, or one that is swapped out.
+        """
+        return self.table(request_id).block_ids
+
+    def assert_consistent(self) -> None:
+        """Check both pools, and that each reference is a request's.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        pools = [(self.allocator, self._tables)]
+        if self.host is not None:
+            pools.append((self.host, self._host_tables))
+        for allocator, tables in pools:
+            allocator.assert_consistent()
+            listed = Counter(
+                b for table in tables.values() for b in table.block_ids
+            )
+            for block_id in range(allocator.num_blocks):
+                count = allocator.refcount(block_id)
+                if count != listed[block_id]:
+                    raise AssertionError(
+                        f"block {block_id} has {count} references, and "
+                        f"{listed[block_id]} block tables list it"
+                    )
 
     def usage(self) -> Usage:
-        """Return where the pool's slots are now."""
-        token_states = reserved = internal = 0
+        """Return where the pool's slots are now; shared slots count once."""
+        token_states = reserved = internal = blocks = 0
         for request_id, table in self._tables.items():
-            final = self._finals[request_id]
-            end = table.capacity
-            if final is not None:
-                end = min(end, max(final, table.length))
+            end = self._end(request_id, table)
             token_states += table.length
             reserved += end - table.length
             internal += table.capacity - end
+            blocks += len(table.block_ids)
+        if blocks != self.allocator.used_blocks:
+            return self._usage_of_shared()
         held = token_states + reserved + internal
         return Usage(token_states, reserved, internal, self.capacity - held)
+
+    def _end(self, request_id: Hashable, table: SequenceTable) -> int:
+        """Return how much of its blocks a request may still fill."""
+        final = self._finals[request_id]
+        if final is None:
+            return table.capacity
+        return min(table.capacity, max(final, table.length))
+
+    def _usage_of_shared(self) -> Usage:
+        filled: Counter[int] = Counter()
+        ends: Counter[int] = Counter()
+        for request_id, table in self._tables.items():
+            end = self._end(request_id, table)
+            for i, block_id in enumerate(table.block_ids):
+                before = i * self.block_size
+                here = min(self.block_size, table.length - before)
+                filled[block_id] = max(filled[block_id], here)
+                here = min(self.block_size, end - before)
+                ends[block_id] = max(ends[block_id], here)
+        token_states, end = filled.total(), ends.total()
+        held = self.allocator.used_blocks * self.block_size
+        return Usage(
+            token_states, end - token_states, held - end, self.capacity - held
+        )
+
+
+def _distinct(tables: Mapping[Hashable, SequenceTable]) -> int:
+    return len({b for table in tables.values() for b in table.block_ids})
+
+
+def _move(
+    tables: Mapping[Hashable, SequenceTable],
+    old: dict[Hashable, SequenceTable],
+    new: dict[Hashable, SequenceTable],
+    allocator: BlockAllocator,
+) -> list[BlockCopy]:
+    """Give tables blocks of another pool; return the pairs to copy.
+
+    What is shared stays shared. The old blocks are the caller's to free.
+    """
+    moved: dict[int, int] = {}
+    for request_id, table in tables.items():
+        for block_id in table.block_ids:
+            if block_id in moved:
+                allocator.incref(moved[block_id])
+            else:
+                moved[block_id] = allocator.alloc()
+        block_ids = [moved[b] for b in table.block_ids]
+        new[request_id] = SequenceTable(
+            table.block_size, block_ids, table.length
+        )
+        del old[request_id]
+    return [BlockCopy(*pair) for pair in moved.items()]
 
 
 def _check_new(

@@ -76,6 +76,11 @@ class BuddyRegions:
         return self.num_slots - sum(self._used.values())
 
     @property
+    def used_starts(self) -> list[int]:
+        """First slots of the regions in use."""
+        return list(self._used)
+
+    @property
     def largest_hole(self) -> int:
         """Slots in the largest free region; 0 when there is none."""
         return max(
@@ -164,6 +169,11 @@ class FirstFitRegions:
     def free_slots(self) -> int:
         """Slots in all holes together."""
         return sum(size for _, size in self._holes)
+
+    @property
+    def used_starts(self) -> list[int]:
+        """First slots of the regions in use."""
+        return list(self._used)
 
     @property
     def largest_hole(self) -> int:

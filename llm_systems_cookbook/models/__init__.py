@@ -1,0 +1,9 @@
+"""Models: what they compute, and nothing of where a cache lies."""
+
+from llm_systems_cookbook.models.tiny_gpt import (
+    ByteTokenizer,
+    TinyGPT,
+    TinyGPTConfig,
+)
+
+__all__ = ["ByteTokenizer", "TinyGPT", "TinyGPTConfig"]

@@ -1,0 +1,558 @@
+"""Serve a model: the scheduler decides, the cache holds, the model computes.
+
+A step has four parts: schedule, move blocks (swaps and copies), compute, and
+update. Nothing is known here of layers or of block allocation.
+
+What may differ between two runs of one request: in another batch, a matrix
+product may add in another order, so logits differ in their last bits. With
+float64 a differing token would take two logits that agree to about 15 digits;
+the tests compare token for token. With float32 it takes 7 digits, which long
+texts do meet.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypedDict, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llm_systems_cookbook.attention import (
+    ContiguousKVCache,
+    PagedKVCache,
+    choose_backend,
+    write_kv,
+)
+from llm_systems_cookbook.attention.contiguous import contiguous_attention
+from llm_systems_cookbook.attention.dispatch import attend
+from llm_systems_cookbook.attention.inputs import (
+    AttentionInputs,
+    checked_inputs,
+)
+from llm_systems_cookbook.serving.request import Request, TokenOutput
+from llm_systems_cookbook.serving.sampling import draw_token, unusable
+from llm_systems_cookbook.serving.scheduler import Batch, Entry, Scheduler
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Backend = Callable[[AttentionInputs, Tensor], Tensor]
+
+
+class Options(TypedDict, total=False):
+    """What may be said of a request beside its prompt; see `Request`."""
+
+    arrival: float
+    output_len: int | None
+    num_samples: int
+    stop_token_ids: Iterable[int]
+    temperature: float
+    seed: int
+
+
+class Model(Protocol):
+    """What an engine needs of a model. It knows no cache layout."""
+
+    vocab_size: int
+    max_context: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        sampled_rows: Sequence[int],
+    ) -> Tensor:
+        """Return the logits of the sampled rows: [num_sampled, vocab_size].
+
+        Args:
+            token_ids: [num_tokens] int64.
+            positions: [num_tokens] int64, each token's in its sequence.
+            attention: called once per layer with the layer's index and
+                query [num_tokens, num_heads, head_dim], key and value
+                [num_tokens, num_kv_heads, head_dim]; returns what the query
+                sees, of its shape.
+            sampled_rows: which tokens' logits are wanted.
+        """
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """A step's entries as the model and attention take them.
+
+    Attributes:
+        token_ids: [num_tokens] int64.
+        positions: [num_tokens] int64.
+        slots: [num_tokens] int64, where each token's key and value go.
+        block_ids: per entry, the blocks of its sequence.
+        seq_lens: per entry, tokens with those of this step.
+        query_lens: per entry, tokens of this step.
+        sampled_rows: rows whose logits are wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    block_ids: list[Sequence[int]]
+    seq_lens: list[int]
+    query_lens: list[int]
+    sampled_rows: list[int]
+
+
+class Engine:
+    """Serve requests with one model, one scheduler and one KV cache.
+
+    Paged or contiguous is decided by what is passed: `PagedMemory` in the
+    scheduler goes with a `PagedKVCache`, `ReservedMemory` with a
+    `ContiguousKVCache`.
+
+    Args:
+        model: see `Model`.
+        scheduler: decides; its memory has as many slots as the cache.
+        kv_cache: holds keys and values, on the model's device.
+        backend: as in `paged_attention`, or a function that fills `out` from
+            `AttentionInputs`. A contiguous cache is read in place with SDPA
+            when this is "auto".
+        clock: returns seconds.
+
+    Attributes:
+        last_batch: what the last step computed.
+        step_seconds: how long it took, by the clock.
+        on_batch: called with a batch before it is computed, if set; its time
+            does not count.
+
+    Raises:
+        ValueError: sizes of model, memory and cache do not fit, or the
+            backend cannot run here.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        scheduler: Scheduler,
+        kv_cache: PagedKVCache | ContiguousKVCache,
+        backend: str | Backend = "auto",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        _require_same_sizes(model, scheduler, kv_cache)
+        self.model = model
+        self.scheduler = scheduler
+        self.kv_cache = kv_cache
+        self.clock = clock
+        self.last_batch: Batch | None = None
+        self.step_seconds = 0.0
+        self.on_batch: Callable[[Batch], None] | None = None
+        self._device = kv_cache.keys[0].device
+        self._backend = self._chosen(backend)
+        self._ids = itertools.count()
+        self._known: set[Hashable] = set()
+
+    def _chosen(self, backend: str | Backend) -> Backend | None:
+        """Return what attends through block tables; None for a region."""
+        contiguous = isinstance(self.kv_cache, ContiguousKVCache)
+        if contiguous and backend == "auto":
+            return None
+        if callable(backend):
+            return backend
+        name = choose_backend(self.kv_cache.keys[0], backend)
+        return partial(_attend_with, name)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is running, preempted or waiting."""
+        return self.scheduler.has_unfinished
+
+    # --- Requests ----------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        request_id: Hashable = None,
+        **options: Unpack[Options],
+    ) -> Hashable:
+        """Queue a prompt; return the id that its outputs carry.
+
+        Args:
+            prompt_token_ids: tokens of the prompt, at least one.
+            max_new_tokens: tokens to generate at most, at least 1.
+            request_id: a name that was never used here; a number when None.
+            **options: see `Request`.
+
+        Raises:
+            TypeError: a number that is not an integer.
+            ValueError: an empty prompt, a token outside the vocabulary, a
+                request longer than the model's context or than the memory,
+                an id that was used before. The engine has not changed.
+        """
+        if request_id is None:
+            request_id = self._new_id()
+        self.add(
+            Request(request_id, prompt_token_ids, max_new_tokens, **options)
+        )
+        return request_id
+
+    def _new_id(self) -> int:
+        return next(i for i in self._ids if i not in self._known)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: see `add_request`.
+        """
+        name = request.request_id
+        if name in self._known:
+            raise ValueError(f"request {name!r} was used before")
+        self._require_in_vocabulary(request)
+        if request.max_tokens > self.model.max_context:
+            raise ValueError(
+                f"request {name!r}: {request.num_prompt_tokens} prompt tokens "
+                f"and {request.max_new_tokens} new ones do not fit in the "
+                f"model's context of {self.model.max_context}"
+            )
+        self.scheduler.add(request)
+        self._known.add(name)
+
+    def _require_in_vocabulary(self, request: Request) -> None:
+        for name in ("prompt_token_ids", "stop_token_ids"):
+            for token_id in getattr(request, name):
+                if not 0 <= token_id < self.model.vocab_size:
+                    raise ValueError(
+                        f"request {request.request_id!r}: {name} has "
+                        f"{token_id}, outside [0, {self.model.vocab_size})"
+                    )
+
+    def abort(self, request_id: Hashable) -> None:
+        """Take a request away; it has no more outputs.
+
+        Does nothing when it has finished, or was aborted before.
+
+        Raises:
+            KeyError: no request ever had this id.
+        """
+        if request_id not in self._known:
+            raise KeyError(f"request {request_id!r} was never added")
+        self.scheduler.abort(request_id)
+
+    def generate(
+        self,
+        prompts: Iterable[Sequence[int]],
+        max_new_tokens: int,
+        **options: Unpack[Options],
+    ) -> list[list[int]]:
+        """Generate one continuation of each prompt, all in one go.
+
+        Args:
+            prompts: tokens of each prompt.
+            max_new_tokens: tokens to generate at most, for each.
+            **options: see `Request`; num_samples must be 1.
+
+        Returns:
+            The new tokens of each prompt.
+
+        Raises:
+            ValueError: other requests are unfinished, more than one sample,
+                or a bad prompt: see `add_request`. The engine has not
+                changed.
+            RuntimeError: a request failed; the others are done, too.
+        """
+        if self.has_unfinished:
+            raise ValueError("generate needs an engine with nothing to do")
+        if options.get("num_samples", 1) != 1:
+            raise ValueError(
+                f"generate returns one sample each, not "
+                f"{options['num_samples']}: use add_request"
+            )
+        texts: dict[Hashable, list[int]] = {}
+        try:
+            for prompt in prompts:
+                name = self.add_request(prompt, max_new_tokens, **options)
+                texts[name] = []
+        except BaseException:
+            for name in texts:
+                self.abort(name)
+            raise
+        self._drain(texts)
+        return list(texts.values())
+
+    def _drain(self, texts: dict[Hashable, list[int]]) -> None:
+        errors: list[str] = []
+        while self.has_unfinished:
+            for output in self.step():
+                if output.error is not None:
+                    errors.append(f"{output.request_id!r}: {output.error}")
+                else:
+                    texts[output.request_id].append(output.token_id)
+        if errors:
+            raise RuntimeError(f"requests failed: {'; '.join(errors)}")
+
+    # --- A step ------------------------------------------------------------
+
+    def step(self) -> list[TokenOutput]:
+        """Compute the next step; return its tokens, and what has failed.
+
+        A model that raises is run again with each entry alone, to find out
+        whose fault it is: that request ends with the reason "error", the
+        others go on. So does a request whose logits are NaN. After an
+        interrupt the step is simply done again.
+        """
+        began = self.clock()
+        batch = self.scheduler.schedule()
+        scheduled = self.clock() - began
+        if self.on_batch is not None:
+            self.on_batch(batch)
+        began = self.clock()
+        self._move_blocks(batch)
+        tokens, errors = self._compute(batch.entries)
+        outputs = [
+            output
+            for request, error in errors.items()
+            for output in self._fail(request, error)
+        ]
+        outputs += self.scheduler.update(batch, tokens)
+        self.last_batch = batch
+        self.step_seconds = scheduled + self.clock() - began
+        return outputs
+
+    def _move_blocks(self, batch: Batch) -> None:
+        """Swap and copy, before anything of this step is written."""
+        if batch.swap_out:
+            self.kv_cache.swap_out(batch.swap_out)
+        if batch.swap_in:
+            self.kv_cache.swap_in(batch.swap_in)
+        if batch.copies:
+            self.kv_cache.copy_blocks(batch.copies)
+
+    def _fail(self, request: Request, error: str) -> list[TokenOutput]:
+        name = request.request_id
+        live = self.scheduler.state(name).live
+        outputs = [
+            TokenOutput(name, None, True, "error", sample.index, error)
+            for sample in live
+        ]
+        self.scheduler.abort(name)
+        return outputs
+
+    def _compute(
+        self, entries: list[Entry]
+    ) -> tuple[list[int], dict[Request, str]]:
+        """Return a token for each sample, and errors by request.
+
+        A failed request's tokens are -1.
+        """
+        if not entries:
+            return [], {}
+        try:
+            logits = self._run_model(entries)
+        except Exception as error:
+            if len(entries) == 1:
+                # Reported with the request: nobody else is concerned.
+                message = f"{type(error).__name__}: {error}"
+                entry = entries[0]
+                return [-1] * len(entry.produces), {entry.request: message}
+            return self._compute_one_by_one(entries)
+        return self._choose(entries, logits)
+
+    def _compute_one_by_one(
+        self, entries: list[Entry]
+    ) -> tuple[list[int], dict[Request, str]]:
+        """Compute again; what was written before is written once more."""
+        tokens: list[int] = []
+        errors: dict[Request, str] = {}
+        for entry in entries:
+            more_tokens, more_errors = self._compute([entry])
+            tokens += more_tokens
+            errors |= more_errors
+        return tokens, errors
+
+    def _choose(
+        self, entries: list[Entry], logits: Tensor
+    ) -> tuple[list[int], dict[Request, str]]:
+        tokens: list[int] = []
+        errors: dict[Request, str] = {}
+        likeliest = logits.argmax(dim=1).tolist()
+        bad = unusable(logits).tolist()
+        row = 0
+        for entry in entries:
+            if not entry.produces:
+                continue
+            if bad[row]:
+                errors[entry.request] = (
+                    f"position {entry.end - 1}: logits are not usable: "
+                    f"NaN or infinite"
+                )
+            for sample in entry.produces:
+                if bad[row]:
+                    tokens.append(-1)
+                elif entry.request.temperature == 0:
+                    tokens.append(likeliest[row])
+                else:
+                    tokens.append(
+                        draw_token(
+                            logits[row],
+                            entry.request,
+                            sample.index,
+                            sample.num_tokens,
+                        )
+                    )
+            row += 1
+        return tokens, errors
+
+    @torch.no_grad()
+    def _run_model(self, entries: list[Entry]) -> Tensor:
+        inputs = self._inputs(entries)
+        if self._backend is None:
+            attention = self._contiguous_attention(inputs)
+        else:
+            attention = self._table_attention(inputs, self._backend)
+        logits = self.model(
+            inputs.token_ids, inputs.positions, attention, inputs.sampled_rows
+        )
+        expected = len(inputs.sampled_rows), self.model.vocab_size
+        if tuple(logits.shape) != expected:
+            raise ValueError(
+                f"the model returned {list(logits.shape)}, not "
+                f"{list(expected)}"
+            )
+        return logits
+
+    # --- Inputs ------------------------------------------------------------
+
+    def _inputs(self, entries: list[Entry]) -> StepInputs:
+        memory, size = self.scheduler.memory, self.kv_cache.block_size
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        block_ids: list[Sequence[int]] = []
+        sampled_rows: list[int] = []
+        for entry in entries:
+            sample, start, end = entry.sample, entry.start, entry.end
+            blocks = memory.block_ids(sample.sequence_id)
+            token_ids += sample.token_ids(start, end)
+            positions += range(start, end)
+            slots += _slots(blocks, size, start, end)
+            block_ids.append(blocks)
+            if entry.produces:
+                sampled_rows.append(len(token_ids) - 1)
+        return StepInputs(
+            self._tensor(token_ids),
+            self._tensor(positions),
+            self._tensor(slots),
+            block_ids,
+            [entry.end for entry in entries],
+            [entry.num_tokens for entry in entries],
+            sampled_rows,
+        )
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _contiguous_attention(self, inputs: StepInputs) -> Attention:
+        starts = [blocks[0] for blocks in inputs.block_ids]
+
+        def attention(
+            layer: int, query: Tensor, key: Tensor, value: Tensor
+        ) -> Tensor:
+            self._write(layer, key, value, inputs.slots)
+            return contiguous_attention(
+                self.kv_cache,
+                layer,
+                query,
+                starts,
+                inputs.seq_lens,
+                inputs.query_lens,
+            )
+
+        return attention
+
+    def _table_attention(
+        self, inputs: StepInputs, backend: Backend
+    ) -> Attention:
+        tables = self._block_tables(inputs)
+        seq_lens = self._tensor(inputs.seq_lens)
+        starts = self._query_start_loc(inputs.query_lens)
+
+        def attention(
+            layer: int, query: Tensor, key: Tensor, value: Tensor
+        ) -> Tensor:
+            self._write(layer, key, value, inputs.slots)
+            # What the values say is right by construction: not read again.
+            checked = checked_inputs(
+                query,
+                self.kv_cache.keys[layer],
+                self.kv_cache.values[layer],
+                tables,
+                seq_lens,
+                query_start_loc=starts,
+                validate=False,
+            )
+            return backend(checked, checked.output())
+
+        return attention
+
+    def _write(
+        self, layer: int, key: Tensor, value: Tensor, slots: Tensor
+    ) -> None:
+        keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
+        write_kv(key, value, keys, values, slots, validate=False)
+
+    def _block_tables(self, inputs: StepInputs) -> Tensor:
+        """Return [num_entries, max_blocks] int32, padded with -1."""
+        size = self.kv_cache.block_size
+        counts = [-(-length // size) for length in inputs.seq_lens]
+        tables = np.full((len(counts), max(counts)), -1, dtype=np.int32)
+        for row, blocks, count in zip(
+            tables, inputs.block_ids, counts, strict=True
+        ):
+            row[:count] = blocks[:count]
+        return torch.from_numpy(tables).to(self._device)
+
+    def _query_start_loc(self, query_lens: list[int]) -> Tensor | None:
+        if max(query_lens) == 1:
+            return None  # all decode
+        return self._tensor([0, *itertools.accumulate(query_lens)])
+
+
+def _slots(
+    blocks: Sequence[int], block_size: int, start: int, end: int
+) -> list[int]:
+    """Return the slots of positions start to end."""
+    return [
+        blocks[position // block_size] * block_size + position % block_size
+        for position in range(start, end)
+    ]
+
+
+def _attend_with(name: str, inputs: AttentionInputs, out: Tensor) -> Tensor:
+    return attend(inputs, name, out)
+
+
+def _require_same_sizes(
+    model: Model,
+    scheduler: Scheduler,
+    kv_cache: PagedKVCache | ContiguousKVCache,
+) -> None:
+    memory = scheduler.memory
+    num_blocks, kv_heads, block_size, head_dim = kv_cache.keys[0].shape
+    host = getattr(memory, "host", None)
+    for name, wanted, got in (
+        ("block size of memory", memory.block_size, block_size),
+        ("slots of memory", memory.capacity, num_blocks * block_size),
+        ("layers of the model", model.num_layers, len(kv_cache.keys)),
+        ("KV heads of the model", model.num_kv_heads, kv_heads),
+        ("head_dim of the model", model.head_dim, head_dim),
+        (
+            "host blocks of memory",
+            0 if host is None else host.num_blocks,
+            getattr(kv_cache, "num_host_blocks", 0),
+        ),
+    ):
+        if wanted != got:
+            raise ValueError(f"{name}: {wanted}, the cache has {got}")

@@ -1,0 +1,301 @@
+"""What users feel and what an operator pays for.
+
+Latencies go into histograms, so a report is as large for a hundred requests
+as for a million.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from llm_systems_cookbook.memory import Usage
+from llm_systems_cookbook.serving.request import Request, TokenOutput
+from llm_systems_cookbook.serving.scheduler import Batch, Counts
+from llm_systems_cookbook.validate import require_at_least
+
+GROWTH = 1.02  # of a histogram's bins: a quantile is off by at most 1 %
+
+
+class Histogram:
+    """Count numbers in bins that grow by 2 %; mean and extremes are exact."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.minimum = math.inf
+        self.maximum = -math.inf
+        self._bins: Counter[float] = Counter()
+
+    def add(self, value: float, count: int = 1) -> None:
+        """Count a value so many times.
+
+        Raises:
+            ValueError: the value is negative or not finite, or the count is
+                below 1. Nothing was counted.
+        """
+        if not 0 <= value < math.inf:
+            raise ValueError(f"value must be finite, >= 0, got {value}")
+        (count,) = require_at_least(1, count=count)
+        self.count += count
+        self.total += value * count
+        self.minimum = min(self.minimum, value)
+        self.maximum = max(self.maximum, value)
+        self._bins[_bin(value)] += count
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values; NaN when there are none."""
+        return self.total / self.count if self.count else math.nan
+
+    def percentile(self, percent: float) -> float:
+        """Return what so many per cent of the values are at or below.
+
+        Off by at most 1 % of it; NaN when there are no values.
+
+        Raises:
+            ValueError: percent outside [0, 100].
+        """
+        if not 0 <= percent <= 100:
+            raise ValueError(f"percent must be in [0, 100], got {percent}")
+        if self.count == 0:
+            return math.nan
+        rank = max(1, math.ceil(percent / 100 * self.count))
+        seen = 0
+        for number in sorted(self._bins):
+            seen += self._bins[number]
+            if seen >= rank:
+                break
+        return min(max(_middle(number), self.minimum), self.maximum)
+
+
+def _bin(value: float) -> float:
+    if value == 0:
+        return -math.inf
+    return math.floor(math.log(value, GROWTH))
+
+
+def _middle(number: float) -> float:
+    return 0.0 if number == -math.inf else GROWTH ** (number + 0.5)
+
+
+class SLO(NamedTuple):
+    """A service-level objective: what a request must keep to count as good.
+
+    Attributes:
+        ttft: time to first token, in seconds, at most.
+        inter_token: mean time between tokens of a sample, at most.
+    """
+
+    ttft: float
+    inter_token: float
+
+
+@dataclass
+class Report:
+    """What a run measured. Times are in seconds, or in the clock's unit.
+
+    Attributes:
+        capacity: token slots in the pool.
+        slo: the objective for `good`; None when there is none.
+        steps: steps computed.
+        seconds: length of the run, waiting for arrivals included.
+        busy_seconds: length of the steps.
+        requests: requests finished.
+        good: requests finished within the objective.
+        refused: requests that could never run.
+        failed: requests that ended with an error.
+        prefill_tokens: tokens computed that were not just generated.
+        output_tokens: tokens generated.
+        ttft: arrival to first token, per request.
+        inter_token: between two tokens of a sample.
+        latency: arrival to last token, per request.
+        queueing: arrival to the first step that runs the request.
+        slot_seconds: where the slots were, in slots x seconds.
+        batch_seconds: running samples x seconds, while steps were computed.
+        counts: what the scheduler did during the run.
+    """
+
+    capacity: int
+    slo: SLO | None = None
+    steps: int = 0
+    seconds: float = 0.0
+    busy_seconds: float = 0.0
+    requests: int = 0
+    good: int = 0
+    refused: int = 0
+    failed: int = 0
+    prefill_tokens: int = 0
+    output_tokens: int = 0
+    ttft: Histogram = field(default_factory=Histogram)
+    inter_token: Histogram = field(default_factory=Histogram)
+    latency: Histogram = field(default_factory=Histogram)
+    queueing: Histogram = field(default_factory=Histogram)
+    slot_seconds: list[float] = field(default_factory=lambda: [0.0] * 4)
+    batch_seconds: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens per second."""
+        return _ratio(self.output_tokens, self.seconds)
+
+    @property
+    def goodput(self) -> float:
+        """Requests per second that kept the objective.
+
+        Raises:
+            ValueError: no objective was stated.
+        """
+        if self.slo is None:
+            raise ValueError("no SLO was stated for this run")
+        return _ratio(self.good, self.seconds)
+
+    @property
+    def mean_batch(self) -> float:
+        """Samples that ran at once, averaged over the time of the steps."""
+        return _ratio(self.batch_seconds, self.busy_seconds)
+
+    @property
+    def preemptions_per_request(self) -> float:
+        """Preemptions per finished request."""
+        return _ratio(self.counts.preemptions, self.requests)
+
+    def percent(self) -> dict[str, float]:
+        """Return where the slots were, in per cent of pool x busy time."""
+        whole = self.capacity * self.busy_seconds
+        return {
+            name: 100 * _ratio(slots, whole)
+            for name, slots in zip(
+                Usage._fields, self.slot_seconds, strict=True
+            )
+        }
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the figures that a comparison wants, by name."""
+        figures = {
+            "requests": self.requests,
+            "throughput": self.throughput,
+            "mean_batch": self.mean_batch,
+            "occupancy_percent": self.percent()["token_states"],
+            "preemptions_per_request": self.preemptions_per_request,
+            "recomputed_tokens": self.counts.recomputed_tokens,
+        }
+        for name in ("ttft", "inter_token", "latency", "queueing"):
+            histogram: Histogram = getattr(self, name)
+            for percent in (50, 90, 99):
+                figures[f"{name}_p{percent}"] = histogram.percentile(percent)
+        return figures
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan
+
+
+@dataclass(slots=True)
+class _Open:
+    """An unfinished request, as the recorder follows it."""
+
+    request: Request
+    first: float | None = None
+    last: dict[int, float] = field(default_factory=dict)
+    gaps: float = 0.0
+    num_gaps: int = 0
+    left: int = 0
+
+
+class Recorder:
+    """Turn a run's steps into a report; remembers unfinished requests only.
+
+    Args:
+        capacity: token slots in the pool.
+        slo: what a request must keep to count as good.
+    """
+
+    def __init__(self, capacity: int, slo: SLO | None = None) -> None:
+        self.report = Report(capacity, slo)
+        self._open: dict[Hashable, _Open] = {}
+
+    def arrived(self, request: Request) -> None:
+        """Follow a request from now on."""
+        self._open[request.request_id] = _Open(
+            request, left=request.num_samples
+        )
+
+    def idle(self, seconds: float) -> None:
+        """Count time in which nothing ran."""
+        self.report.seconds += seconds
+
+    def step(
+        self,
+        began: float,
+        ended: float,
+        batch: Batch,
+        usage: Usage,
+        outputs: list[TokenOutput],
+    ) -> None:
+        """Count a step.
+
+        Args:
+            began: when it began, on the clock of the arrivals.
+            ended: when its tokens were there.
+            batch: what it computed.
+            usage: of the memory, while it was computed.
+            outputs: what it produced.
+        """
+        report, seconds = self.report, ended - began
+        report.steps += 1
+        report.seconds += seconds
+        report.busy_seconds += seconds
+        report.batch_seconds += len(batch.entries) * seconds
+        for i, slots in enumerate(usage):
+            report.slot_seconds[i] += slots * seconds
+        for request in batch.admitted:
+            report.queueing.add(began - request.arrival)
+        gaps: Counter[float] = Counter()
+        for output in outputs:
+            self._output(output, ended, gaps)
+        for gap, count in gaps.items():
+            report.inter_token.add(gap, count)
+        decoded = sum(e.num_tokens == 1 for e in batch.entries)
+        report.prefill_tokens += batch.num_tokens - decoded
+
+    def _output(
+        self, output: TokenOutput, now: float, gaps: Counter[float]
+    ) -> None:
+        known = self._open[output.request_id]
+        if output.token_id is not None:
+            self.report.output_tokens += 1
+            last = known.last.get(output.sample)
+            if last is not None:
+                gaps[now - last] += 1
+                known.gaps += now - last
+                known.num_gaps += 1
+            elif known.first is None:
+                known.first = now
+                self.report.ttft.add(now - known.request.arrival)
+            known.last[output.sample] = now
+        if output.finished:
+            self._finished(output, known, now)
+
+    def _finished(self, output: TokenOutput, known: _Open, now: float) -> None:
+        known.left -= 1
+        if output.reason == "error":
+            self.report.failed += known.left >= 0
+            self._open.pop(output.request_id, None)
+            return
+        if known.left > 0:
+            return
+        del self._open[output.request_id]
+        self.report.requests += 1
+        self.report.latency.add(now - known.request.arrival)
+        self.report.good += self._is_good(known)
+
+    def _is_good(self, known: _Open) -> bool:
+        slo = self.report.slo
+        if slo is None or known.first is None:
+            return False
+        gap = known.gaps / known.num_gaps if known.num_gaps else 0.0
+        in_time = known.first - known.request.arrival <= slo.ttft
+        return in_time and gap <= slo.inter_token

@@ -1,0 +1,150 @@
+"""The scheduler without a model: a clock says how long a step takes."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from llm_systems_cookbook.serving.request import Request, TokenOutput
+from llm_systems_cookbook.serving.scheduler import Batch, Scheduler
+
+Clock = Callable[[Batch], float]
+
+
+def one_iteration(batch: Batch) -> float:
+    """Return 1: time counted in iterations, one token each."""
+    return 1.0
+
+
+class StepTime(NamedTuple):
+    """A measured step.
+
+    Attributes:
+        num_tokens: tokens computed.
+        kv_tokens: keys and values read, in tokens, over all sequences.
+        seconds: how long it took.
+    """
+
+    num_tokens: int
+    kv_tokens: int
+    seconds: float
+
+    @classmethod
+    def of(cls, batch: Batch, seconds: float) -> "StepTime":
+        """Return what a clock can be fitted to."""
+        return cls(batch.num_tokens, _kv_tokens(batch), seconds)
+
+
+def _kv_tokens(batch: Batch) -> int:
+    return sum(entry.start + entry.num_tokens for entry in batch.entries)
+
+
+@dataclass(frozen=True)
+class LinearClock:
+    """A step takes a fixed time, and more per token and per token read.
+
+    Attributes:
+        per_step: seconds of any step.
+        per_token: seconds per token computed.
+        per_kv_token: seconds per key and value read.
+
+    Raises:
+        ValueError: a negative or non-finite time, or all of them 0.
+    """
+
+    per_step: float
+    per_token: float = 0.0
+    per_kv_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        times = self.per_step, self.per_token, self.per_kv_token
+        if not all(0 <= t < np.inf for t in times) or sum(times) == 0:
+            raise ValueError(
+                f"times must be finite, >= 0 and not all 0, got {times}"
+            )
+
+    def __call__(self, batch: Batch) -> float:
+        """Return the seconds of a step."""
+        return (
+            self.per_step
+            + self.per_token * batch.num_tokens
+            + self.per_kv_token * _kv_tokens(batch)
+        )
+
+    @classmethod
+    def fit(cls, steps: Iterable[StepTime]) -> "LinearClock":
+        """Return the clock nearest to measured steps (least squares).
+
+        No time is negative: what would be is 0, and the rest fitted anew.
+
+        Raises:
+            ValueError: fewer than three steps.
+        """
+        rows = np.array(list(steps), dtype=np.float64)
+        if len(rows) < 3:
+            raise ValueError(f"needs at least 3 steps, got {len(rows)}")
+        columns = np.column_stack([np.ones(len(rows)), rows[:, :2]])
+        times = np.zeros(3)
+        used = [0, 1, 2]
+        while used:
+            fitted, *_ = np.linalg.lstsq(columns[:, used], rows[:, 2])
+            times[:] = 0
+            times[used] = fitted
+            if fitted.min() >= 0:
+                break
+            used.remove(used[int(fitted.argmin())])
+        return cls(*times.tolist())
+
+
+class Simulator:
+    """Drive a scheduler by a clock; every token it generates is 0.
+
+    Requests end by `output_len` or `max_new_tokens`.
+
+    Args:
+        scheduler: as an engine takes it.
+        clock: seconds of a batch.
+
+    Attributes:
+        last_batch: what the last step would have computed.
+        step_seconds: how long it would have taken.
+        on_batch: called with a batch before its tokens are there, if set.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, clock: Clock = one_iteration
+    ) -> None:
+        self.scheduler = scheduler
+        self.clock = clock
+        self.last_batch: Batch | None = None
+        self.step_seconds = 0.0
+        self.on_batch: Callable[[Batch], None] | None = None
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is running, preempted or waiting."""
+        return self.scheduler.has_unfinished
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: see `Scheduler.add`, or the request has stop tokens:
+                nothing here says when one would come.
+        """
+        if request.stop_token_ids:
+            raise ValueError(
+                f"request {request.request_id!r} has stop tokens: give "
+                f"output_len instead"
+            )
+        self.scheduler.add(request)
+
+    def step(self) -> list[TokenOutput]:
+        """Pretend to compute the next step."""
+        batch = self.scheduler.schedule()
+        if self.on_batch is not None:
+            self.on_batch(batch)
+        self.step_seconds = self.clock(batch)
+        self.last_batch = batch
+        return self.scheduler.update(batch, [0] * len(batch.sampled))
