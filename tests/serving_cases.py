@@ -138,28 +138,40 @@ class Workload:
 
 
 def random_workload(
-    seed: int, *, samples: int = 1, max_prompt: int = 18, max_new: int = 10
+    seed: int, *, samples: int = 1, tight: bool = False
 ) -> Workload:
-    """Draw two to six requests; greedy and sampled, some with stop tokens."""
+    """Draw two to six requests; greedy and sampled, some with stop tokens.
+
+    Args:
+        seed: of everything drawn.
+        samples: a request has up to so many; at least one has two, if so.
+        tight: more requests of like lengths, all at once, so that a pool
+            for the largest one is short for two.
+    """
     rng = random.Random(seed)
     requests, steps, step = [], [], 0
-    for i in range(rng.randint(2, 6)):
+    count = rng.randint(4, 6) if tight else rng.randint(2, 6)
+    for i in range(count):
+        longest = 10 if tight else 18
         prompt = rng.choices(
-            range(CONFIG.vocab_size), k=rng.randint(1, max_prompt)
+            range(CONFIG.vocab_size), k=rng.randint(1, longest)
         )
         stops = rng.sample(range(CONFIG.vocab_size), rng.choice([0, 0, 1]))
         request = Request(
             f"r{i}",
             prompt,
-            rng.randint(1, max_new),
-            num_samples=rng.randint(1, samples),
+            rng.randint(6, 10) if tight else rng.randint(2, 10),
+            num_samples=rng.randint(
+                2 if i == 0 and samples > 1 else 1, samples
+            ),
             stop_token_ids=stops,
             temperature=rng.choice([0.0, 0.0, 0.7, 1.5]),
             seed=rng.randrange(10**6),
         )
         requests.append(request)
         steps.append(step)
-        step += rng.choice([0, 0, 1, 3])
+        if not tight:
+            step += rng.choice([0, 0, 1, 3])
     return Workload(requests, steps)
 
 
@@ -223,17 +235,16 @@ def run(setup: Setup, workload: Workload, model: object = None) -> Run:
 def take_step(result: Run) -> list[TokenOutput]:
     engine = result.engine
     poison(engine)
+    before = [state.request for state in engine.scheduler.running]
     outputs = engine.step()
     engine.scheduler.assert_consistent()
     batch = engine.last_batch
+    assert_rules(batch, before, engine.scheduler)
     assert batch.num_tokens <= engine.scheduler.max_num_batched_tokens
     assert batch.budget == (
         engine.scheduler.max_num_batched_tokens - batch.num_tokens
     ), "what is withdrawn from a batch goes back to its budget"
     assert len(batch.entries) <= engine.scheduler.max_num_seqs
-    preempted = {request.request_id for request in batch.preempted}
-    running = {entry.request.request_id for entry in batch.entries}
-    assert not preempted & running, "who was preempted is not computed"
     result.outputs += outputs
     result.batches.append(batch)
     result.copies += len(batch.copies)
@@ -249,6 +260,22 @@ def take_step(result: Run) -> list[TokenOutput]:
     assert sum(usage) == engine.scheduler.memory.capacity
     assert min(usage) >= 0
     return outputs
+
+
+def assert_rules(
+    batch: Batch, before: list[Request], scheduler: Scheduler
+) -> None:
+    """Check what a step did against the rules, from its batch alone."""
+    newest_first = before[::-1][: len(batch.preempted)]
+    assert batch.preempted == newest_first, "the newest is preempted first"
+    computed = [entry.request for entry in batch.entries]
+    for request in batch.preempted:
+        assert request not in computed, "who was preempted is not computed"
+    if batch.preempted:
+        assert not batch.admitted, "a step that preempts admits nobody"
+        assert not batch.resumed, "a step that preempts resumes nobody"
+    if batch.admitted:
+        assert not scheduler.preempted, "preempted requests come first"
 
 
 def all_tensors(cache: PagedKVCache | ContiguousKVCache) -> list:
@@ -277,12 +304,11 @@ def poison(engine: Engine) -> None:
                 blocks[p // size] * size + p % size
                 for p in range(sample.num_computed)
             )
-    for tensors, live in (
-        ([*cache.keys, *cache.values], device),
-        ([*getattr(cache, "host_keys", ()), *getattr(cache, "host_values", ())], host),
-    ):  # fmt: skip
-        for tensor in tensors:
-            _fill_but(tensor, live, size)
+    for tensor in [*cache.keys, *cache.values]:
+        _fill_but(tensor, device, size)
+    if isinstance(cache, PagedKVCache) and cache.num_host_blocks > 0:
+        for tensor in [*cache.host_keys, *cache.host_values]:
+            _fill_but(tensor, host, size)
 
 
 def _fill_but(tensor: torch.Tensor, live: set[int], size: int) -> None:

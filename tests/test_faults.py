@@ -29,8 +29,8 @@ def figures_are_closed() -> Iterator[None]:
     plt.close("all")
 
 
-def faulty_copy(fault: Fault, folder: Path) -> Path:
-    """Write a package with the fault, and the notebook filled from it."""
+def faulty_package(fault: Fault, folder: Path) -> None:
+    """Write a package with the fault."""
     package = "llm_systems_cookbook"
     shutil.copytree(
         ROOT / package,
@@ -42,6 +42,10 @@ def faulty_copy(fault: Fault, folder: Path) -> Path:
     assert text.count(fault.old) == 1, "the code to replace occurs once"
     module.write_text(text.replace(fault.old, fault.new))
 
+
+def faulty_copy(fault: Fault, folder: Path) -> Path:
+    """Write a package with the fault, and the notebook filled from it."""
+    faulty_package(fault, folder)
     notebook = nbformat.read(
         ROOT / "notebooks" / f"{fault.notebook}.ipynb", as_version=4
     )

@@ -149,6 +149,9 @@ class Engine:
         self.on_batch: Callable[[Batch], None] | None = None
         self._device = kv_cache.keys[0].device
         self._backend = self._chosen(backend)
+        # All but Triton write the same way; this name looks nothing up.
+        fastest = choose_backend(kv_cache.keys[0])
+        self._writer = "triton" if fastest == "triton" else "gather"
         self._ids = itertools.count()
         self._known: set[Hashable] = set()
 
@@ -501,7 +504,15 @@ class Engine:
         self, layer: int, key: Tensor, value: Tensor, slots: Tensor
     ) -> None:
         keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
-        write_kv(key, value, keys, values, slots, validate=False)
+        write_kv(
+            key,
+            value,
+            keys,
+            values,
+            slots,
+            backend=self._writer,
+            validate=False,
+        )
 
     def _block_tables(self, inputs: StepInputs) -> Tensor:
         """Return [num_entries, max_blocks] int32, padded with -1."""

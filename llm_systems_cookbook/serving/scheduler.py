@@ -245,6 +245,8 @@ class Scheduler:
         """
         batch = Batch(self.max_num_batched_tokens)
         self._continue_running(batch)
+        # Who was just preempted would not fit anyway; and so no block goes
+        # out and in within one step.
         if not batch.preempted:
             self._resume_preempted(batch)
             self._admit_waiting(batch)
