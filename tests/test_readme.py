@@ -10,15 +10,17 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def test_python_examples_run():
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    namespace = {}
+    namespace, shown = {}, []
     for block in blocks:
         last = ast.parse(block).body[-1]
         assert isinstance(last, ast.Expr)
         exec(block, namespace)
-        shown = eval(ast.unparse(last), namespace)
-    assert namespace["table"].slot(99) == 6 * 16 + 3
-    assert shown.shape == (1, 8, 64)
-    assert shown.isfinite().all()
+        shown.append(eval(ast.unparse(last), namespace))
+    slot, attended, texts = shown
+    assert slot == 6 * 16 + 3
+    assert attended.shape == (1, 8, 64)
+    assert attended.isfinite().all()
+    assert [len(text) for text in texts] == [20, 20]
 
 
 def test_linked_files_exist():

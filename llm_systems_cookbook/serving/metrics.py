@@ -106,7 +106,7 @@ class Report:
         good: requests finished within the objective.
         refused: requests that could never run.
         failed: requests that ended with an error.
-        prefill_tokens: tokens computed that were not just generated.
+        computed_tokens: tokens computed, again after a preemption, too.
         output_tokens: tokens generated.
         ttft: arrival to first token, per request.
         inter_token: between two tokens of a sample.
@@ -126,7 +126,7 @@ class Report:
     good: int = 0
     refused: int = 0
     failed: int = 0
-    prefill_tokens: int = 0
+    computed_tokens: int = 0
     output_tokens: int = 0
     ttft: Histogram = field(default_factory=Histogram)
     inter_token: Histogram = field(default_factory=Histogram)
@@ -203,6 +203,7 @@ class _Open:
     gaps: float = 0.0
     num_gaps: int = 0
     left: int = 0
+    failed: bool = False
 
 
 class Recorder:
@@ -249,6 +250,7 @@ class Recorder:
         report.seconds += seconds
         report.busy_seconds += seconds
         report.batch_seconds += len(batch.entries) * seconds
+        report.computed_tokens += batch.num_tokens
         for i, slots in enumerate(usage):
             report.slot_seconds[i] += slots * seconds
         for request in batch.admitted:
@@ -258,8 +260,6 @@ class Recorder:
             self._output(output, ended, gaps)
         for gap, count in gaps.items():
             report.inter_token.add(gap, count)
-        decoded = sum(e.num_tokens == 1 for e in batch.entries)
-        report.prefill_tokens += batch.num_tokens - decoded
 
     def _output(
         self, output: TokenOutput, now: float, gaps: Counter[float]
@@ -281,13 +281,13 @@ class Recorder:
 
     def _finished(self, output: TokenOutput, known: _Open, now: float) -> None:
         known.left -= 1
-        if output.reason == "error":
-            self.report.failed += known.left >= 0
-            self._open.pop(output.request_id, None)
-            return
+        known.failed = known.failed or output.reason == "error"
         if known.left > 0:
             return
         del self._open[output.request_id]
+        if known.failed:
+            self.report.failed += 1
+            return
         self.report.requests += 1
         self.report.latency.add(now - known.request.arrival)
         self.report.good += self._is_good(known)

@@ -591,6 +591,8 @@ class StaticScheduler(Scheduler):
     finished stays empty. Takes what `Scheduler` takes.
     """
 
+    _open = True
+
     def schedule(self) -> Batch:
         """Decide the next step; admit only when nothing runs."""
         self._open = not self.running

@@ -1,0 +1,292 @@
+"""What paging costs the engine, and what it gains.
+
+    python benchmarks/engine.py
+
+TinyGPT in float32 on the CPU. Steps of equal batches: contiguous memory read
+by SDPA, blocks copied together by the naive gather, blocks read in place by
+the numba kernel, and the same kernel with one block per request. Then the same
+requests, all at once, on equal memory: reserve-max against paged. Each round
+gives every engine its turn; a figure is the median of the rounds' ratios.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llm_systems_cookbook.attention import ContiguousKVCache, PagedKVCache
+from llm_systems_cookbook.attention.gather import gather_loop_attention
+from llm_systems_cookbook.memory import (
+    BlockAllocator,
+    FirstFitRegions,
+    PagedMemory,
+    ReservedMemory,
+)
+from llm_systems_cookbook.models import TinyGPT
+from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.serving import Request, Scheduler, replay
+from llm_systems_cookbook.serving.engine import Engine
+
+BATCH = 32
+BLOCK_SIZE = 16
+MAX_TOKENS = 1024
+# Prompts of 32 to 96 and outputs of 16 to 48 tokens; the limit is about four
+# times the mean length, as ShareGPT's is in the paper (2048 to 499).
+LIMIT = 384
+POOL = 4 * LIMIT
+RESULTS = Path(__file__).parent / "results"
+
+
+class TimedModel:
+    """A model that adds up the seconds of its forward."""
+
+    def __init__(self, model: TinyGPT) -> None:
+        self.model = model
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.model, name)
+
+    def __call__(self, *inputs: Tensor | Sequence[int] | Callable) -> Tensor:
+        """Compute, and add the time."""
+        start = time.perf_counter()
+        logits = self.model(*inputs)
+        self.seconds += time.perf_counter() - start
+        return logits
+
+
+def contiguous(
+    model: TimedModel, num_slots: int, max_tokens: int, max_num_seqs: int
+) -> Engine:
+    memory = ReservedMemory(num_slots, max_tokens, regions=FirstFitRegions)
+    cache = ContiguousKVCache(
+        model.num_layers, num_slots, model.num_kv_heads, model.head_dim
+    )
+    return Engine(model, _scheduler(memory, max_num_seqs), cache)
+
+
+def paged(
+    model: TimedModel,
+    num_slots: int,
+    block_size: int,
+    max_num_seqs: int,
+    backend: object = "cpu",
+    watermark: float = 0.01,
+) -> Engine:
+    num_blocks = num_slots // block_size
+    memory = PagedMemory(BlockAllocator(num_blocks, block_size))
+    cache = PagedKVCache(
+        model.num_layers,
+        num_blocks,
+        block_size,
+        model.num_kv_heads,
+        model.head_dim,
+    )
+    scheduler = _scheduler(memory, max_num_seqs, watermark)
+    return Engine(model, scheduler, cache, backend)
+
+
+def _scheduler(
+    memory: ReservedMemory | PagedMemory,
+    max_num_seqs: int,
+    watermark: float = 0.01,
+) -> Scheduler:
+    return Scheduler(
+        memory,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=512,
+        watermark=watermark,
+    )
+
+
+def equal_batches(
+    session: Notebook, mean_prompt: int, rounds: int, steps: int
+) -> None:
+    """Time decode steps of 32 sequences of different lengths."""
+    slots = BATCH * MAX_TOKENS
+    models = {
+        name: TimedModel(TinyGPT())
+        for name in ("contiguous", "gather_loop", "in_place", "one_block")
+    }
+    engines = {
+        "contiguous": contiguous(
+            models["contiguous"], slots, MAX_TOKENS, BATCH
+        ),
+        "gather_loop": paged(
+            models["gather_loop"],
+            slots,
+            BLOCK_SIZE,
+            BATCH,
+            gather_loop_attention,
+        ),
+        "in_place": paged(models["in_place"], slots, BLOCK_SIZE, BATCH),
+        "one_block": paged(
+            models["one_block"], slots, MAX_TOKENS, BATCH, watermark=0.0
+        ),
+    }
+    for engine in engines.values():
+        fill(engine, mean_prompt, (rounds + 2) * steps)
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    beside: list[float] = []
+    for round_number in range(rounds + 1):
+        for name, engine in engines.items():
+            time.sleep(0.05)  # let the last library's threads fall asleep
+            spent, model = timed_steps(engine, models[name], steps)
+            if round_number == 0:
+                continue  # warms up
+            seconds[name].append(spent)
+            if name == "contiguous":
+                beside.append((spent - model) / model)
+    report_batches(session, mean_prompt, seconds, beside)
+
+
+def fill(engine: Engine, mean_prompt: int, outputs: int) -> None:
+    """Add a full batch, and step until all of it decodes."""
+    rng = random.Random(mean_prompt)
+    for _ in range(BATCH):
+        length = rng.randint(mean_prompt // 2, 3 * mean_prompt // 2)
+        engine.add_request(rng.choices(range(256), k=length), outputs + 99)
+    while len(engine.scheduler.running) < BATCH:
+        engine.step()
+    engine.step()
+    engine.step()
+    assert all(e.num_tokens == 1 for e in engine.last_batch.entries)
+    assert len(engine.last_batch.entries) == BATCH
+
+
+def timed_steps(
+    engine: Engine, model: TimedModel, steps: int
+) -> tuple[float, float]:
+    """Return the median seconds of a step, and of its forward."""
+    step_seconds, forward_seconds = [], []
+    for _ in range(steps):
+        model.seconds = 0.0
+        engine.step()
+        step_seconds.append(engine.step_seconds)
+        forward_seconds.append(model.seconds)
+    return (
+        statistics.median(step_seconds),
+        statistics.median(forward_seconds),
+    )
+
+
+def report_batches(
+    session: Notebook,
+    mean_prompt: int,
+    seconds: dict[str, list[float]],
+    beside: list[float],
+) -> None:
+    context = {
+        "batch": BATCH,
+        "mean_prompt": mean_prompt,
+        "block_size": BLOCK_SIZE,
+        "threads": torch.get_num_threads(),
+    }
+    for name, spent in seconds.items():
+        ratios = sorted(
+            base / own
+            for base, own in zip(seconds["contiguous"], spent, strict=True)
+        )
+        session.measure(
+            f"{name}_prompt_{mean_prompt}",
+            statistics.median(ratios),
+            "x the throughput of contiguous",
+            rounds=len(spent),
+            lowest=ratios[0],
+            highest=ratios[-1],
+            milliseconds=statistics.median(spent) * 1e3,
+            **context,
+        )
+        if name == "in_place":
+            ratio = statistics.median(ratios)
+            session.check(
+                f"in_place_not_below_contiguous_prompt_{mean_prompt}",
+                lambda ratio=ratio: ratio >= 1,
+            )
+    share = statistics.median(beside)
+    session.measure(
+        f"bookkeeping_prompt_{mean_prompt}",
+        100 * share,
+        "% of the forward on contiguous memory",
+        lowest=100 * min(beside),
+        highest=100 * max(beside),
+        **context,
+    )
+    session.check(
+        f"bookkeeping_below_15_percent_prompt_{mean_prompt}",
+        lambda: share < 0.15,
+    )
+
+
+def equal_memory(session: Notebook, num_requests: int, rounds: int) -> None:
+    """Serve the same requests, all there from the start."""
+    model = TinyGPT()
+    ratios, batches, texts = [], [], []
+    for _ in range(rounds):
+        reserved = contiguous(TimedModel(model), POOL, LIMIT, 64)
+        in_place = paged(TimedModel(model), POOL, BLOCK_SIZE, 64)
+        reports = []
+        for engine in (reserved, in_place):
+            requests = saturating_requests(num_requests)
+            reports.append(replay(engine, requests))
+        ratios.append(reports[1].throughput / reports[0].throughput)
+        batches.append([report.mean_batch for report in reports])
+        texts.append([report.output_tokens for report in reports])
+        preemptions = reports[1].counts.preemptions
+    ratios.sort()
+    session.measure(
+        "paged_at_equal_memory",
+        statistics.median(ratios),
+        "x the throughput of reserve-max",
+        rounds=rounds,
+        lowest=ratios[0],
+        highest=ratios[-1],
+        slots=POOL,
+        max_tokens=LIMIT,
+        requests=num_requests,
+        batch_reserved=batches[0][0],
+        batch_paged=batches[0][1],
+        preemptions=preemptions,
+    )
+    session.check(
+        "all_tokens_are_there", lambda: len({n for t in texts for n in t}) == 1
+    )
+    session.check(
+        "paged_at_least_twice_reserve_max",
+        lambda: statistics.median(ratios) >= 2,
+    )
+
+
+def saturating_requests(count: int) -> list[Request]:
+    """Return the serving book's lengths, seed 7, all at once."""
+    rng = random.Random(7)
+    return [
+        Request(
+            i,
+            rng.choices(range(256), k=rng.randint(32, 96)),
+            rng.randint(16, 48),
+        )
+        for i in range(count)
+    ]
+
+
+def main(
+    rounds: int = 7,
+    steps: int = 15,
+    num_requests: int = 128,
+    to: Path = RESULTS,
+) -> None:
+    """Measure, print and write the figures."""
+    session = Notebook("engine", to)
+    for mean_prompt in (64, 256):
+        equal_batches(session, mean_prompt, rounds, steps)
+    equal_memory(session, num_requests, rounds)
+    session.save()
+
+
+if __name__ == "__main__":
+    main()
