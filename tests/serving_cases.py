@@ -48,8 +48,8 @@ Texts = dict[tuple[Hashable, int], tuple[list[int], str | None]]
 
 
 @cache
-def small_model() -> TinyGPT:
-    return TinyGPT(CONFIG, seed=3, dtype=torch.float64)
+def small_model(dtype: torch.dtype = torch.float64) -> TinyGPT:
+    return TinyGPT(CONFIG, seed=3, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Setup:
     watermark: float = 0.0
     preemption: str = "recompute"
     contiguous: bool = False
-    backend: str = "auto"
+    backend: object = "auto"
+    dtype: torch.dtype = torch.float64
     scheduler: type[Scheduler] = Scheduler
     memory: type[PagedMemory] = PagedMemory
 
@@ -89,7 +90,7 @@ class Setup:
         )
 
     def make_engine(self, model: object = None) -> Engine:
-        model = small_model() if model is None else model
+        model = small_model(self.dtype) if model is None else model
         scheduler = self.make_scheduler()
         shape = CONFIG.num_kv_heads, CONFIG.head_dim
         if self.contiguous:
@@ -97,7 +98,7 @@ class Setup:
                 CONFIG.num_layers,
                 scheduler.memory.capacity,
                 *shape,
-                dtype=torch.float64,
+                dtype=self.dtype,
             )
         else:
             cache = PagedKVCache(
@@ -105,7 +106,7 @@ class Setup:
                 self.num_blocks,
                 self.block_size,
                 *shape,
-                dtype=torch.float64,
+                dtype=self.dtype,
                 num_host_blocks=self.host_blocks,
             )
         for tensor in all_tensors(cache):

@@ -7,6 +7,7 @@ is float64: see serving_cases.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -23,6 +24,7 @@ from serving_cases import (
 from serving_checks import assert_simulator_agrees
 
 from llm_systems_cookbook.attention.gather import gather_loop_attention
+from llm_systems_cookbook.triton_mode import installed
 
 WORKLOADS = 500
 PARTS = 20
@@ -204,3 +206,23 @@ def test_contiguous_memory_through_block_tables_gives_the_same_texts():
             run(setup, workload).texts
             == run(Setup(contiguous=True), workload).texts
         )
+
+
+def test_the_triton_kernels_serve_the_same_texts():
+    """In float32: two workloads in which no two logits come that close."""
+    if not installed("triton"):
+        pytest.skip("Triton is not installed")
+    for seed in (1, 2):
+        workload = random_workload(seed, samples=2)
+        setup = Setup(num_blocks=80, dtype=torch.float32)
+        expected = run(setup, workload)
+        assert (
+            run(replace(setup, backend="triton"), workload).texts
+            == expected.texts
+        )
+        assert expected.texts == plain_samples(seed)
+
+
+def plain_samples(seed: int) -> Texts:
+    workload = random_workload(seed, samples=2)
+    return run(Setup(contiguous=True), workload).texts
