@@ -101,15 +101,15 @@ FAULTS = [
     Fault(
         "swap out copies nothing",
         ENGINE,
-        "            self.kv_cache.swap_out(batch.swap_out)\n",
-        "            pass\n",
+        "self._moves.append((self.kv_cache.swap_out, batch.swap_out))",
+        "pass",
         "swapped_is_recomputed",
     ),
     Fault(
         "swap in copies nothing",
         ENGINE,
-        "            self.kv_cache.swap_in(batch.swap_in)\n",
-        "            pass\n",
+        "self._moves.append((self.kv_cache.swap_in, batch.swap_in))",
+        "pass",
         "swapped_is_recomputed",
     ),
     Fault(
@@ -148,12 +148,13 @@ FAULTS = [
     Fault(
         "block leaked on abort in the middle of a prompt",
         SCHEDULER,
-        """            self._release(state)
-        for queue in""",
-        """            sample = state.live[0]
-            if sample.num_computed >= state.request.num_prompt_tokens:
-                self._release(state)
-        for queue in""",
+        """        if self._holds_memory(state):
+            self._release(state)
+        for""",
+        """        sample = state.live[0]
+        if sample.num_computed >= state.request.num_prompt_tokens:
+            self._release(state)
+        for""",
         "abort_in_the_middle_of_a_prompt_leaves_nothing",
     ),
     Fault(
@@ -182,34 +183,26 @@ FAULTS = [
     Fault(
         "copies of shared tails not made",
         ENGINE,
-        "            self.kv_cache.copy_blocks(batch.copies)\n",
-        "            pass\n",
+        "self._moves.append((self.kv_cache.copy_blocks, batch.copies))",
+        "pass",
         "forked_is_independent",
     ),
     Fault(
         "copies before the blocks are swapped out",
         ENGINE,
         """        if batch.swap_out:
-            self.kv_cache.swap_out(batch.swap_out)
-        if batch.swap_in:
-            self.kv_cache.swap_in(batch.swap_in)
-        if batch.copies:
-            self.kv_cache.copy_blocks(batch.copies)
-""",
+            self._moves""",
         """        if batch.copies:
-            self.kv_cache.copy_blocks(batch.copies)
+            self._moves.append((self.kv_cache.copy_blocks, batch.copies))
         if batch.swap_out:
-            self.kv_cache.swap_out(batch.swap_out)
-        if batch.swap_in:
-            self.kv_cache.swap_in(batch.swap_in)
-""",
+            self._moves""",
         "forked_under_pressure_is_independent",
     ),
     Fault(
         "swapped out before its copy was made",
         MANAGER,
-        "[BlockCopy(source.get(b, b), host) for b, host in pairs]",
-        "pairs",
+        "BlockCopy(self._filled_by(block_id), host_id)",
+        "BlockCopy(block_id, host_id)",
         "forked_under_pressure_is_independent",
     ),
     Fault(

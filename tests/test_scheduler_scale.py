@@ -16,9 +16,7 @@ from llm_systems_cookbook.serving import (
     Scheduler,
     Simulator,
     replay,
-    requests_from,
 )
-from llm_systems_cookbook.workload import alpaca
 
 
 def simulator(num_blocks: int = 4000, max_num_seqs: int = 8) -> Simulator:
@@ -61,8 +59,10 @@ def test_a_step_does_as_much_with_100_and_10_000_waiting(max_num_seqs: int):
 
 def test_memory_of_a_replay_grows_with_who_runs_not_with_the_trace():
     peaks = []
-    for count in (400, 2000):
-        requests = requests_from(alpaca(count, seed=1, rate=30.0))
+    for count in (400, 1600):
+        requests = (
+            Request(i, range(20), 30, arrival=i / 30) for i in range(count)
+        )
         driver = simulator(max_num_seqs=256)
         tracemalloc.start()
         try:

@@ -6,7 +6,7 @@ Paged memory answers it again for every block.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
@@ -92,7 +92,7 @@ class MemoryManager(Protocol):
     def held(self, request_id: Hashable) -> int:
         """Return for how many tokens a request has room."""
 
-    def block_ids(self, request_id: Hashable) -> Sequence[int]:
+    def block_ids(self, request_id: Hashable) -> list[int] | range:
         """Return a request's blocks, in the order of its tokens."""
 
     def usage(self) -> Usage:
@@ -344,7 +344,7 @@ class PagedMemory:
         self._tables: dict[Hashable, SequenceTable] = {}
         self._host_tables: dict[Hashable, SequenceTable] = {}
         self._finals: dict[Hashable, int | None] = {}
-        self._copies: dict[Hashable, list[BlockCopy]] = {}
+        self._copies: dict[int, BlockCopy] = {}  # by destination
 
     @property
     def capacity(self) -> int:
@@ -431,16 +431,28 @@ class PagedMemory:
                 copies = table.extend(self.allocator, num_tokens)
         except OutOfBlocks:
             return False
-        if copies:
-            self._copies.setdefault(request_id, []).extend(copies)
+        for copy in copies:
+            self._promise(copy)
         return True
+
+    def _promise(self, copy: BlockCopy) -> None:
+        """Remember a copy to make; its source may be promised itself."""
+        filled_by = self._copies.get(copy.source)
+        source = copy.source if filled_by is None else filled_by.source
+        self._copies[copy.destination] = BlockCopy(source, copy.destination)
+
+    def _forget_copies(self, block_ids: Iterable[int]) -> None:
+        """Drop the copies into blocks that nobody has any more."""
+        for block_id in block_ids if self._copies else ():
+            if self.allocator.refcount(block_id) == 0:
+                self._copies.pop(block_id, None)
 
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies to make before the next write, and forget them.
 
-        Those of a request that has left the pool since are not among them.
+        Those into blocks that were given back since are not among them.
         """
-        copies = [c for each in self._copies.values() for c in each]
+        copies = list(self._copies.values())
         self._copies.clear()
         return copies
 
@@ -467,9 +479,11 @@ class PagedMemory:
         if request_id in self._host_tables:
             self._host_tables.pop(request_id).free(self.host)
         else:
-            self.table(request_id).free(self.allocator)
+            table = self.table(request_id)
+            block_ids = list(table.block_ids)
+            table.free(self.allocator)
             del self._tables[request_id]
-        self._copies.pop(request_id, None)
+            self._forget_copies(block_ids)
         del self._finals[request_id]
 
     def swap_out(
@@ -489,14 +503,22 @@ class PagedMemory:
         tables = {i: self.table(i) for i in request_ids}
         if self.host is None or _distinct(tables) > self.host.free_blocks:
             return None
-        # A copy that was promised and not yet made: its contents are still
-        # in the source.
-        copies = [c for i in tables for c in self._copies.pop(i, [])]
-        source = {c.destination: c.source for c in copies}
-        pairs = _move(tables, self._tables, self._host_tables, self.host)
+        pairs = [
+            BlockCopy(self._filled_by(block_id), host_id)
+            for block_id, host_id in _move(
+                tables, self._tables, self._host_tables, self.host
+            )
+        ]
         for table in tables.values():
+            block_ids = list(table.block_ids)
             table.free(self.allocator)
-        return [BlockCopy(source.get(b, b), host) for b, host in pairs]
+            self._forget_copies(block_ids)
+        return pairs
+
+    def _filled_by(self, block_id: int) -> int:
+        """Return where a block's contents are while a copy is promised."""
+        copy = self._copies.get(block_id)
+        return block_id if copy is None else copy.source
 
     def swap_in(
         self, request_ids: Iterable[Hashable], keep_free: int = 0

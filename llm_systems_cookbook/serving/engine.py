@@ -12,6 +12,7 @@ texts do meet.
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,12 +34,15 @@ from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
     checked_inputs,
 )
+from llm_systems_cookbook.memory import BlockCopy
 from llm_systems_cookbook.serving.request import Request, TokenOutput
 from llm_systems_cookbook.serving.sampling import draw_token, unusable
 from llm_systems_cookbook.serving.scheduler import Batch, Entry, Scheduler
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Backend = Callable[[AttentionInputs, Tensor], Tensor]
+Move = Callable[[Iterable[BlockCopy]], None]
+Errors = list[tuple[Entry, str]]
 
 
 class Options(TypedDict, total=False):
@@ -152,8 +156,9 @@ class Engine:
         # All but Triton write the same way; this name looks nothing up.
         fastest = choose_backend(kv_cache.keys[0])
         self._writer = "triton" if fastest == "triton" else "gather"
-        self._ids = itertools.count()
         self._known: set[Hashable] = set()
+        self._first_free = 0  # a number that is no request's id
+        self._moves: deque[tuple[Move, list[BlockCopy]]] = deque()
 
     def _chosen(self, backend: str | Backend) -> Backend | None:
         """Return what attends through block tables; None for a region."""
@@ -195,14 +200,17 @@ class Engine:
                 an id that was used before. The engine has not changed.
         """
         if request_id is None:
-            request_id = self._new_id()
+            request_id = self._new_ids(1)[0]
         self.add(
             Request(request_id, prompt_token_ids, max_new_tokens, **options)
         )
         return request_id
 
-    def _new_id(self) -> int:
-        return next(i for i in self._ids if i not in self._known)
+    def _new_ids(self, count: int) -> list[int]:
+        """Return numbers that no request has had."""
+        numbers = itertools.count(self._first_free)
+        free = (number for number in numbers if number not in self._known)
+        return list(itertools.islice(free, count))
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -210,6 +218,13 @@ class Engine:
         Raises:
             ValueError: see `add_request`.
         """
+        self._require_admissible(request)
+        self.scheduler.add(request)
+        self._known.add(request.request_id)
+        while self._first_free in self._known:
+            self._first_free += 1
+
+    def _require_admissible(self, request: Request) -> None:
         name = request.request_id
         if name in self._known:
             raise ValueError(f"request {name!r} was used before")
@@ -220,8 +235,7 @@ class Engine:
                 f"and {request.max_new_tokens} new ones do not fit in the "
                 f"model's context of {self.model.max_context}"
             )
-        self.scheduler.add(request)
-        self._known.add(name)
+        self.scheduler.require_admissible(request)
 
     def _require_in_vocabulary(self, request: Request) -> None:
         for name in ("prompt_token_ids", "stop_token_ids"):
@@ -273,15 +287,17 @@ class Engine:
                 f"generate returns one sample each, not "
                 f"{options['num_samples']}: use add_request"
             )
-        texts: dict[Hashable, list[int]] = {}
-        try:
-            for prompt in prompts:
-                name = self.add_request(prompt, max_new_tokens, **options)
-                texts[name] = []
-        except BaseException:
-            for name in texts:
-                self.abort(name)
-            raise
+        prompts = list(prompts)
+        names = self._new_ids(len(prompts))
+        requests = [
+            Request(name, prompt, max_new_tokens, **options)
+            for name, prompt in zip(names, prompts, strict=True)
+        ]
+        for request in requests:
+            self._require_admissible(request)
+        for request in requests:
+            self.add(request)
+        texts: dict[Hashable, list[int]] = {name: [] for name in names}
         self._drain(texts)
         return list(texts.values())
 
@@ -308,30 +324,40 @@ class Engine:
         """
         began = self.clock()
         batch = self.scheduler.schedule()
+        self._plan_moves(batch)
         scheduled = self.clock() - began
         if self.on_batch is not None:
             self.on_batch(batch)
         began = self.clock()
-        self._move_blocks(batch)
+        self._move_blocks()
+        batch.entries = [entry for entry in batch.entries if not entry.gone]
         tokens, errors = self._compute(batch.entries)
         outputs = [
             output
-            for request, error in errors.items()
-            for output in self._fail(request, error)
+            for entry, error in errors
+            if not entry.gone
+            for output in self._fail(entry.request, error)
         ]
         outputs += self.scheduler.update(batch, tokens)
         self.last_batch = batch
         self.step_seconds = scheduled + self.clock() - began
         return outputs
 
-    def _move_blocks(self, batch: Batch) -> None:
-        """Swap and copy, before anything of this step is written."""
+    def _plan_moves(self, batch: Batch) -> None:
+        """Remember the moves: a step that is interrupted does them later."""
         if batch.swap_out:
-            self.kv_cache.swap_out(batch.swap_out)
+            self._moves.append((self.kv_cache.swap_out, batch.swap_out))
         if batch.swap_in:
-            self.kv_cache.swap_in(batch.swap_in)
+            self._moves.append((self.kv_cache.swap_in, batch.swap_in))
         if batch.copies:
-            self.kv_cache.copy_blocks(batch.copies)
+            self._moves.append((self.kv_cache.copy_blocks, batch.copies))
+
+    def _move_blocks(self) -> None:
+        """Swap and copy, before anything of this step is written."""
+        while self._moves:
+            move, pairs = self._moves[0]
+            move(pairs)
+            self._moves.popleft()
 
     def _fail(self, request: Request, error: str) -> list[TokenOutput]:
         name = request.request_id
@@ -343,69 +369,59 @@ class Engine:
         self.scheduler.abort(name)
         return outputs
 
-    def _compute(
-        self, entries: list[Entry]
-    ) -> tuple[list[int], dict[Request, str]]:
-        """Return a token for each sample, and errors by request.
+    def _compute(self, entries: list[Entry]) -> tuple[list[int], Errors]:
+        """Return a token for each sample, and what went wrong.
 
-        A failed request's tokens are -1.
+        A failed entry's tokens are -1.
         """
         if not entries:
-            return [], {}
+            return [], []
         try:
             logits = self._run_model(entries)
         except Exception as error:
-            if len(entries) == 1:
-                # Reported with the request: nobody else is concerned.
-                message = f"{type(error).__name__}: {error}"
-                entry = entries[0]
-                return [-1] * len(entry.produces), {entry.request: message}
-            return self._compute_one_by_one(entries)
+            if len(entries) > 1:
+                return self._compute_one_by_one(entries)
+            # Reported with the request: nobody else is concerned.
+            message = f"{type(error).__name__}: {error}"
+            tokens = [-1] * len(entries[0].produces)
+            return tokens, [(entries[0], message)]
         return self._choose(entries, logits)
 
     def _compute_one_by_one(
         self, entries: list[Entry]
-    ) -> tuple[list[int], dict[Request, str]]:
+    ) -> tuple[list[int], Errors]:
         """Compute again; what was written before is written once more."""
-        tokens: list[int] = []
-        errors: dict[Request, str] = {}
-        for entry in entries:
-            more_tokens, more_errors = self._compute([entry])
-            tokens += more_tokens
-            errors |= more_errors
-        return tokens, errors
+        results = [self._compute([entry]) for entry in entries]
+        return (
+            [token for tokens, _ in results for token in tokens],
+            [error for _, errors in results for error in errors],
+        )
 
     def _choose(
         self, entries: list[Entry], logits: Tensor
-    ) -> tuple[list[int], dict[Request, str]]:
-        tokens: list[int] = []
-        errors: dict[Request, str] = {}
+    ) -> tuple[list[int], Errors]:
+        """Choose tokens; `logits` has a row per entry that produces any."""
         likeliest = logits.argmax(dim=1).tolist()
         bad = unusable(logits).tolist()
-        row = 0
-        for entry in entries:
-            if not entry.produces:
-                continue
+        tokens: list[int] = []
+        errors: Errors = []
+        producing = [entry for entry in entries if entry.produces]
+        for row, entry in enumerate(producing):
             if bad[row]:
-                errors[entry.request] = (
-                    f"position {entry.end - 1}: logits are not usable: "
-                    f"NaN or infinite"
-                )
-            for sample in entry.produces:
-                if bad[row]:
-                    tokens.append(-1)
-                elif entry.request.temperature == 0:
-                    tokens.append(likeliest[row])
-                else:
-                    tokens.append(
-                        draw_token(
-                            logits[row],
-                            entry.request,
-                            sample.index,
-                            sample.num_tokens,
-                        )
+                tokens += [-1] * len(entry.produces)
+                errors.append((entry, _unusable_logits(entry)))
+            elif entry.request.temperature == 0:
+                tokens += [likeliest[row]] * len(entry.produces)
+            else:
+                tokens += [
+                    draw_token(
+                        logits[row],
+                        entry.request,
+                        sample.index,
+                        sample.num_tokens,
                     )
-            row += 1
+                    for sample in entry.produces
+                ]
         return tokens, errors
 
     @torch.no_grad()
@@ -529,6 +545,13 @@ class Engine:
         if max(query_lens) == 1:
             return None  # all decode
         return self._tensor([0, *itertools.accumulate(query_lens)])
+
+
+def _unusable_logits(entry: Entry) -> str:
+    return (
+        f"position {entry.end - 1}: logits are not usable, they are NaN or "
+        f"infinite"
+    )
 
 
 def _slots(

@@ -61,7 +61,8 @@ class Histogram:
             raise ValueError(f"percent must be in [0, 100], got {percent}")
         if self.count == 0:
             return math.nan
-        rank = max(1, math.ceil(percent / 100 * self.count))
+        # Rounded, as 7 per cent of 100 are 7, and not a little more.
+        rank = max(1, math.ceil(round(percent * self.count / 100, 6)))
         seen = 0
         for number in sorted(self._bins):
             seen += self._bins[number]

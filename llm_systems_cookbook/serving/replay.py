@@ -93,17 +93,19 @@ class _Replay:
         self.arrivals = iter(requests)
         self.next: Request | None = None
         self.usage = Usage(0, 0, 0, 0)
+        self.observer: Callable[[Batch], None] | None = None
         self.recorder = Recorder(driver.scheduler.memory.capacity, slo)
 
     def run(self, max_steps: int | None) -> Report:
         report, before = self.recorder.report, asdict(self._counts)
-        observed, self.driver.on_batch = self.driver.on_batch, self._observe
+        self.observer = self.driver.on_batch
+        self.driver.on_batch = self._observe
         try:
             self._advance(0.0)
             while report.steps != max_steps and self._has_work():
                 self._step()
         finally:
-            self.driver.on_batch = observed
+            self.driver.on_batch = self.observer
         after = asdict(self._counts)
         report.counts = Counts(**{k: after[k] - before[k] for k in after})
         return report
@@ -114,6 +116,8 @@ class _Replay:
 
     def _observe(self, batch: Batch) -> None:
         self.usage = self.driver.scheduler.usage()
+        if self.observer is not None:
+            self.observer(batch)
 
     def _has_work(self) -> bool:
         """Add what has arrived; when nothing has, jump to the next."""

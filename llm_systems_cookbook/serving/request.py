@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from llm_systems_cookbook.validate import require_at_least
 
-Reason = Literal["length", "stop", "error"]
+Reason = Literal["length", "stop", "error", "abort"]
 
 
 @dataclass(frozen=True)

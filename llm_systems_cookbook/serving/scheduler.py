@@ -57,6 +57,11 @@ class Entry(NamedTuple):
         """Length of the sequence once the step is done."""
         return self.start + self.num_tokens
 
+    @property
+    def gone(self) -> bool:
+        """Whether the request was aborted since."""
+        return self.sample.reason is not None
+
 
 @dataclass
 class Batch:
@@ -204,13 +209,21 @@ class Scheduler:
             ValueError: its id is that of an unfinished request, or it could
                 never run, even alone. Nothing has changed.
         """
-        if request.request_id in self._states:
-            raise ValueError(f"request {request.request_id!r} is here already")
-        self._require_fits(request)
+        self.require_admissible(request)
         state = RequestState(request)
         state.forked = self._starts_forked(request)
         self._states[request.request_id] = state
         self.waiting.append(state)
+
+    def require_admissible(self, request: Request) -> None:
+        """Refuse what `add` would refuse.
+
+        Raises:
+            ValueError: see `add`.
+        """
+        if request.request_id in self._states:
+            raise ValueError(f"request {request.request_id!r} is here already")
+        self._require_fits(request)
 
     def _require_fits(self, request: Request) -> None:
         if request.num_samples > self.max_num_seqs:
@@ -298,10 +311,16 @@ class Scheduler:
 
     def _preempt_newest(self, batch: Batch) -> RequestState:
         """Take the memory of the newest running request; keep its output."""
+        newest = self.running[-1].request
         if len(self.running) == 1:
             raise RuntimeError(
-                f"request {self.running[0].request.request_id!r} runs alone "
-                f"and cannot grow: {self.memory.usage()}"
+                f"request {newest.request_id!r} runs alone and cannot grow: "
+                f"{self.memory.usage()}"
+            )
+        if newest in batch.resumed + batch.admitted:
+            raise RuntimeError(
+                f"request {newest.request_id!r} was just promised room and "
+                f"cannot grow: {self.memory.usage()}"
             )
         state = self.running.pop()
         batch.withdraw(state.request)
@@ -351,10 +370,9 @@ class Scheduler:
     def _bring_back(self, state: RequestState, batch: Batch) -> bool:
         if not state.swapped:
             return self._admit(state)
-        # Each sample may need a block in its first step.
-        growth = len(state.active) * self.memory.block_size
         pairs = self.memory.swap_in(
-            [s.sequence_id for s in state.active], self._keep_free(growth)
+            [s.sequence_id for s in state.active],
+            self._keep_free(self._growth(state)),
         )
         if pairs is None:
             return False
@@ -380,7 +398,8 @@ class Scheduler:
     def _admit(self, state: RequestState) -> bool:
         """Take memory for all tokens that a request has, or for none."""
         admitted: list[Sample] = []
-        keep_free = self._keep_free(self._growth_after_fork(state))
+        growth = 0 if state.forked else self._growth(state)
+        keep_free = self._keep_free(growth)
         for sample in state.active:
             if not self.memory.admit(
                 sample.sequence_id,
@@ -394,16 +413,20 @@ class Scheduler:
             admitted.append(sample)
         return True
 
-    def _growth_after_fork(self, state: RequestState) -> int:
-        """Return the slots for outputs that are computed after the fork.
+    def _growth(self, state: RequestState) -> int:
+        """Return the slots that the samples' own tokens may still take.
 
         Without room for them, the request would be preempted again at once.
+        A shared block may have to be copied: it counts for every sample.
         """
-        if state.forked:
-            return 0
-        tokens = [len(sample.output_token_ids) for sample in state.live]
         size = self.memory.block_size
-        return sum(math.ceil(n / size) * size for n in tokens)
+        blocks = 0
+        for sample in state.live:
+            shared = sample.num_computed
+            if not state.forked:
+                shared = state.request.num_prompt_tokens
+            blocks += math.ceil(sample.num_tokens / size) - shared // size
+        return blocks * size
 
     def _keep_free(self, growth: int = 0) -> int:
         """Return the slots that admission must leave free."""
@@ -437,7 +460,7 @@ class Scheduler:
         outputs: list[TokenOutput] = []
         tokens = iter(token_ids)
         for entry in batch.entries:
-            here = self._is_here(entry.request)
+            here = not entry.gone
             if here:
                 self._take_entry(entry)
             for sample, token_id in zip(entry.produces, tokens, strict=False):
@@ -446,10 +469,6 @@ class Scheduler:
         if any(output.finished for output in outputs):
             self._drop_finished()
         return outputs
-
-    def _is_here(self, request: Request) -> bool:
-        state = self._states.get(request.request_id)
-        return state is not None and state.request is request
 
     def _take_entry(self, entry: Entry) -> None:
         entry.sample.num_computed = entry.start + entry.num_tokens
@@ -491,8 +510,10 @@ class Scheduler:
         state = self._states.get(request_id)
         if state is None:
             return False
-        if state.status is not Status.WAITING and self._holds_memory(state):
+        if self._holds_memory(state):
             self._release(state)
+        for sample in state.live:
+            sample.reason = "abort"
         for queue in (self.waiting, self.preempted, self.running):
             if state in queue:
                 queue.remove(state)
