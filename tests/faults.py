@@ -21,6 +21,12 @@ KV_CACHE = "attention/kv_cache.py"
 CACHE_WRITE = "attention/cache_write.py"
 GATHER = "attention/gather.py"
 TRITON = "attention/triton_kernels.py"
+CONTIGUOUS = "attention/contiguous.py"
+REQUEST = "serving/request.py"
+SCHEDULER = "serving/scheduler.py"
+ENGINE = "serving/engine.py"
+SIMULATOR = "serving/simulator.py"
+METRICS = "serving/metrics.py"
 
 FAULTS = [
     Fault(
@@ -944,5 +950,214 @@ FAULTS = [
 """,
         "",
         "a_missing_block_makes_its_sequence_nan_and_no_other",
+    ),
+    Fault(
+        "waiting before running",
+        "08_continuous_batching",
+        SCHEDULER,
+        "        batch = Batch(self.max_num_batched_tokens)\n",
+        """        batch = Batch(self.max_num_batched_tokens)
+        self._admit_waiting(batch)
+""",
+        "each_step_computes_what_the_table_says",
+    ),
+    Fault(
+        "finished request keeps its region",
+        "08_continuous_batching",
+        SCHEDULER,
+        """                if sample.reason is not None:
+                    self.memory.release(sample.sequence_id)
+""",
+        "                pass\n",
+        "each_step_computes_what_the_table_says",
+    ),
+    Fault(
+        "prompt not cut to the budget",
+        "08_continuous_batching",
+        SCHEDULER,
+        "num_tokens = min(left, batch.budget)",
+        "num_tokens = left",
+        "each_step_computes_what_the_table_says",
+    ),
+    Fault(
+        "budget not charged",
+        "08_continuous_batching",
+        SCHEDULER,
+        "        self.budget -= entry.num_tokens\n",
+        "",
+        "each_step_computes_what_the_table_says",
+    ),
+    Fault(
+        "token in the middle of a prompt",
+        "08_continuous_batching",
+        SCHEDULER,
+        "if start + num_tokens == sample.num_tokens:",
+        "if True:",
+        "each_step_computes_what_the_table_says",
+    ),
+    Fault(
+        "one token too many",
+        "08_continuous_batching",
+        REQUEST,
+        "len(self.output_token_ids) >= limit",
+        "len(self.output_token_ids) > limit",
+        "each_step_computes_what_the_table_says",
+    ),
+    Fault(
+        "the queue turns when its head does not fit",
+        "08_continuous_batching",
+        SCHEDULER,
+        """            if not self._admit(self.waiting[0]):
+                return
+""",
+        """            if not self._admit(self.waiting[0]):
+                self.waiting.rotate(-1)
+                return
+""",
+        "the_rules_hold_on_100_random_workloads",
+    ),
+    Fault(
+        "seats not counted",
+        "08_continuous_batching",
+        SCHEDULER,
+        "return batch.budget > 0 and len(state.live) <= free",
+        "return batch.budget > 0",
+        "the_rules_hold_on_100_random_workloads",
+    ),
+    Fault(
+        "static batch refilled",
+        "08_continuous_batching",
+        SCHEDULER,
+        "self._open = not self.running",
+        "self._open = True",
+        "the_engine_takes_as_many_steps_as_the_toy",
+    ),
+    Fault(
+        "positions count from the chunk",
+        "08_continuous_batching",
+        ENGINE,
+        "positions += range(start, end)",
+        "positions += range(end - start)",
+        "static_and_continuous_say_what_each_request_says_alone",
+    ),
+    Fault(
+        "logits of a chunk's first token",
+        "08_continuous_batching",
+        ENGINE,
+        "sampled_rows.append(len(token_ids) - 1)",
+        "sampled_rows.append(len(token_ids) - entry.num_tokens)",
+        "static_and_continuous_say_what_each_request_says_alone",
+    ),
+    Fault(
+        "chunk forgets the ones before",
+        "08_continuous_batching",
+        ENGINE,
+        "            [entry.end for entry in entries],\n",
+        "            [entry.num_tokens for entry in entries],\n",
+        "static_and_continuous_say_what_each_request_says_alone",
+    ),
+    Fault(
+        "slots from the region's start",
+        "08_continuous_batching",
+        ENGINE,
+        "        for position in range(start, end)\n",
+        "        for position in range(end - start)\n",
+        "static_and_continuous_say_what_each_request_says_alone",
+    ),
+    Fault(
+        "abort keeps the region",
+        "08_continuous_batching",
+        SCHEDULER,
+        """        if self._holds_memory(state):
+            self._release(state)
+""",
+        "",
+        "an_abort_in_mid_prompt_makes_room_at_once",
+    ),
+    Fault(
+        "abort leaves the queue",
+        "08_continuous_batching",
+        SCHEDULER,
+        """            if state in queue:
+                queue.remove(state)
+""",
+        "            pass\n",
+        "an_abort_in_mid_prompt_makes_room_at_once",
+    ),
+    Fault(
+        "TTFT from the start of the run",
+        "08_continuous_batching",
+        METRICS,
+        "self.report.ttft.add(now - known.request.arrival)",
+        "self.report.ttft.add(now)",
+        "latencies_are_as_counted_by_hand",
+    ),
+    Fault(
+        "gaps from the first token",
+        "08_continuous_batching",
+        METRICS,
+        "known.last[output.sample] = now",
+        "known.last.setdefault(output.sample, now)",
+        "latencies_are_as_counted_by_hand",
+    ),
+    Fault(
+        "queueing to the end of the step",
+        "08_continuous_batching",
+        METRICS,
+        "report.queueing.add(began - request.arrival)",
+        "report.queueing.add(ended - request.arrival)",
+        "latencies_are_as_counted_by_hand",
+    ),
+    Fault(
+        "goodput asks for one of the two",
+        "08_continuous_batching",
+        METRICS,
+        "return in_time and gap <= slo.inter_token",
+        "return in_time or gap <= slo.inter_token",
+        "throughput_goodput_occupancy_are_as_counted_by_hand",
+    ),
+    Fault(
+        "throughput over requests",
+        "08_continuous_batching",
+        METRICS,
+        "_ratio(self.output_tokens, self.seconds)",
+        "_ratio(self.requests, self.seconds)",
+        "throughput_goodput_occupancy_are_as_counted_by_hand",
+    ),
+    Fault(
+        "histogram bins of 10 %",
+        "08_continuous_batching",
+        METRICS,
+        "GROWTH = 1.02",
+        "GROWTH = 1.1",
+        "percentiles_are_within_1_per_cent",
+    ),
+    Fault(
+        "percentile rank off",
+        "08_continuous_batching",
+        METRICS,
+        "percent * self.count / 100, 6",
+        "(100 - percent) * self.count / 100, 6",
+        "percentiles_are_within_1_per_cent",
+    ),
+    Fault(
+        "clock ignores tokens",
+        "08_continuous_batching",
+        SIMULATOR,
+        "            + self.per_token * batch.num_tokens\n",
+        "",
+        "waits_of_a_and_of_l_are_as_counted_by_hand",
+    ),
+    Fault(
+        "promised prompt counted as held",
+        "08_continuous_batching",
+        SCHEDULER,
+        """            token_states=usage.token_states - promised,
+            reserved=usage.reserved + promised,
+""",
+        """            token_states=usage.token_states,
+            reserved=usage.reserved,
+""",
+        "throughput_goodput_occupancy_are_as_counted_by_hand",
     ),
 ]

@@ -18,6 +18,7 @@ from llm_systems_cookbook.attention.gather import (
     gather_attention,
     gather_index_select,
     gather_loop,
+    gather_loop_attention,
 )
 from llm_systems_cookbook.attention.reference import reference_attention
 
@@ -316,3 +317,112 @@ def test_inputs_that_want_gradients_are_taken():
     assert not out.requires_grad
     plain = replace(inputs, query=query.detach(), key_cache=cache.detach())
     assert_matches_reference(out, plain)
+
+
+# --- The naive backend -----------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("dtype", "lengths"),
+    [
+        (torch.float64, "many"),
+        (torch.float64, "edges"),
+        (torch.float32, "around"),
+        (torch.float32, "zeros"),
+        (torch.float16, "around"),
+        (torch.bfloat16, "edges"),
+    ],
+)
+def test_the_naive_backend_equals_the_reference(mode, dtype, lengths):
+    case = Case(
+        dtype=dtype,
+        mode=mode,
+        lengths=lengths,
+        group=2,
+        head_dim=32,
+        head_dim_v=48,
+        block_size=DTYPES.index(dtype) * 5 + 1,
+    )
+    inputs = inputs_of(case)
+    out = poisoned_output(inputs)
+    assert gather_loop_attention(inputs, out) is out
+    assert_matches_reference(out, inputs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"index": torch.int64},
+        {"table": "stale"},
+        {"table": "shared"},
+        {"layout": "tokens_first"},
+        {"layout": "interleaved"},
+        {"query_layout": "strided"},
+        {"query_layout": "dims_apart"},
+        {"group": 1},
+        {"group": 7, "num_kv_heads": 1},
+    ],
+)
+def test_the_naive_backend_takes_any_layout(options):
+    case = Case(mode="prefill", lengths="around", block_size=4, head_dim=32)
+    inputs = inputs_of(replace(case, **options))
+    out = gather_loop_attention(inputs, poisoned_output(inputs))
+    assert_matches_reference(out, inputs)
+
+
+def test_the_naive_backend_keeps_the_scale():
+    inputs = replace(inputs_of(Case(lengths="around")), scale=0.37)
+    out = gather_loop_attention(inputs, poisoned_output(inputs))
+    assert_matches_reference(out, inputs)
+    plain = replace(inputs, scale=0.125)
+    assert not torch.equal(
+        out, gather_loop_attention(plain, poisoned_output(plain))
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"window": 3}, "got 3"),
+        ({"k_scale": torch.ones(2)}, "scaled"),
+        ({"v_scale": torch.ones(2)}, "scaled"),
+    ],
+)
+def test_the_naive_backend_refuses_what_it_would_get_wrong(options, named):
+    inputs = replace(inputs_of(Case(lengths="around")), **options)
+    out = poisoned_output(inputs)
+    with pytest.raises(ValueError, match=named):
+        gather_loop_attention(inputs, out)
+    assert out.isnan().all()
+
+
+def test_the_naive_backend_gathers_each_sequence_twice(monkeypatch):
+    gathered = []
+
+    def spy(cache, tables, length):
+        gathered.append((tuple(tables.shape), length))
+        return gather_loop(cache, tables, length)
+
+    monkeypatch.setattr(module, "gather_loop", spy)
+    inputs = inputs_of(Case(lengths="around"))
+    gather_loop_attention(inputs, poisoned_output(inputs))
+    width = inputs.block_tables.shape[1]
+    lengths = [n for n in inputs.seq_lens.tolist() if n > 0]
+    assert gathered == [((1, width), n) for n in lengths for _ in range(2)]
+
+
+def test_the_naive_backend_refuses_an_unchecked_bad_id():
+    inputs = inputs_of(Case(lengths="around"))
+    for bad in (-1, inputs.num_blocks):
+        with pytest.raises(ValueError, match=f"block {bad} is outside"):
+            gather_loop_attention(
+                with_a_bad_id(inputs, 1, 0, bad), poisoned_output(inputs)
+            )
+
+
+def test_the_naive_backend_wants_no_gradients():
+    inputs = inputs_of(Case(lengths="around"))
+    wanting = replace(inputs, query=inputs.query.requires_grad_())
+    out = gather_loop_attention(wanting, poisoned_output(wanting))
+    assert not out.requires_grad

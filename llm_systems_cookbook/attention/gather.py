@@ -396,7 +396,8 @@ def gather_loop_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
 
     What an engine does that pages its memory and changes nothing else: for
     every sequence, `gather_loop` into fresh memory, then attention as before.
-    Takes no option but the scale.
+    Takes softcap, ALiBi and sinks, but no window and no scaled or float8
+    cache.
 
     Args:
         inputs: checked arguments, of `paged_attention`.
@@ -406,8 +407,15 @@ def gather_loop_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
         `out`.
 
     Raises:
-        ValueError: a block id out of range.
+        ValueError: a window, a scale of the cache or a float8 cache, or a
+            block id out of range.
     """
+    scaled = inputs.k_scale is not None or inputs.v_scale is not None
+    if inputs.window is not None or scaled or inputs.key_cache.dtype in FP8:
+        raise ValueError(
+            f"the naive gather takes no window (got {inputs.window}) and no "
+            f"scaled or float8 cache (got {inputs.key_cache.dtype})"
+        )
     starts = inputs.query_start_loc
     if starts is None:
         starts = torch.arange(inputs.num_seqs + 1)

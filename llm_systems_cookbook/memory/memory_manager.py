@@ -431,26 +431,14 @@ class PagedMemory:
                 copies = table.extend(self.allocator, num_tokens)
         except OutOfBlocks:
             return False
-        for copy in copies:
-            self._promise(copy)
+        # The destination is this request's alone until the copy is made.
+        self._copies |= {copy.destination: copy for copy in copies}
         return True
-
-    def _promise(self, copy: BlockCopy) -> None:
-        """Remember a copy to make; its source may be promised itself."""
-        filled_by = self._copies.get(copy.source)
-        source = copy.source if filled_by is None else filled_by.source
-        self._copies[copy.destination] = BlockCopy(source, copy.destination)
-
-    def _forget_copies(self, block_ids: Iterable[int]) -> None:
-        """Drop the copies into blocks that nobody has any more."""
-        for block_id in block_ids if self._copies else ():
-            if self.allocator.refcount(block_id) == 0:
-                self._copies.pop(block_id, None)
 
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies to make before the next write, and forget them.
 
-        Those into blocks that were given back since are not among them.
+        Those of a request that has left the pool since are not among them.
         """
         copies = list(self._copies.values())
         self._copies.clear()
@@ -461,9 +449,14 @@ class PagedMemory:
 
         Raises:
             KeyError: unknown request.
-            ValueError: the new id is in use.
+            ValueError: the new id is in use, or a block of the parent still
+                waits for its copy.
         """
         parent = self.table(request_id)
+        if not self._copies.keys().isdisjoint(parent.block_ids):
+            raise ValueError(
+                f"request {request_id!r} has a copy to make: take_copies first"
+            )
         self._require_new(new_id)
         if new_id in self._tables:
             raise ValueError(f"request {new_id!r} is already in memory")
@@ -479,11 +472,8 @@ class PagedMemory:
         if request_id in self._host_tables:
             self._host_tables.pop(request_id).free(self.host)
         else:
-            table = self.table(request_id)
-            block_ids = list(table.block_ids)
-            table.free(self.allocator)
-            del self._tables[request_id]
-            self._forget_copies(block_ids)
+            self.table(request_id)  # for its error
+            self._leave(self._tables.pop(request_id))
         del self._finals[request_id]
 
     def swap_out(
@@ -510,10 +500,14 @@ class PagedMemory:
             )
         ]
         for table in tables.values():
-            block_ids = list(table.block_ids)
-            table.free(self.allocator)
-            self._forget_copies(block_ids)
+            self._leave(table)
         return pairs
+
+    def _leave(self, table: SequenceTable) -> None:
+        """Give back a table's blocks, and forget the copies into them."""
+        for block_id in table.block_ids if self._copies else ():
+            self._copies.pop(block_id, None)
+        table.free(self.allocator)
 
     def _filled_by(self, block_id: int) -> int:
         """Return where a block's contents are while a copy is promised."""
@@ -563,8 +557,9 @@ class PagedMemory:
         table = self._tables.get(request_id)
         if table is not None:
             return table
-        where = "swapped out" if request_id in self._host_tables else "unknown"
-        raise KeyError(f"request {request_id!r} is {where}: not in the pool")
+        if request_id in self._host_tables:
+            raise KeyError(f"request {request_id!r} is swapped out")
+        raise KeyError(f"request {request_id!r} is not in memory")
 
     def held(self, request_id: Hashable) -> int:
         """Return for how many tokens a request has room.

@@ -15,6 +15,7 @@ from llm_systems_cookbook.serving.request import Request, TokenOutput
 from llm_systems_cookbook.serving.scheduler import (
     Batch,
     Entry,
+    RequestRefused,
     Scheduler,
     StaticScheduler,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "LinearClock",
     "Report",
     "Request",
+    "RequestRefused",
     "Scheduler",
     "Simulator",
     "StaticScheduler",

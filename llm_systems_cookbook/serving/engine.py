@@ -37,7 +37,12 @@ from llm_systems_cookbook.attention.inputs import (
 from llm_systems_cookbook.memory import BlockCopy
 from llm_systems_cookbook.serving.request import Request, TokenOutput
 from llm_systems_cookbook.serving.sampling import draw_token, unusable
-from llm_systems_cookbook.serving.scheduler import Batch, Entry, Scheduler
+from llm_systems_cookbook.serving.scheduler import (
+    Batch,
+    Entry,
+    RequestRefused,
+    Scheduler,
+)
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Backend = Callable[[AttentionInputs, Tensor], Tensor]
@@ -230,7 +235,7 @@ class Engine:
             raise ValueError(f"request {name!r} was used before")
         self._require_in_vocabulary(request)
         if request.max_tokens > self.model.max_context:
-            raise ValueError(
+            raise RequestRefused(
                 f"request {name!r}: {request.num_prompt_tokens} prompt tokens "
                 f"and {request.max_new_tokens} new ones do not fit in the "
                 f"model's context of {self.model.max_context}"
@@ -279,6 +284,8 @@ class Engine:
                 or a bad prompt: see `add_request`. The engine has not
                 changed.
             RuntimeError: a request failed; the others are done, too.
+
+        After an interrupt, the requests are aborted.
         """
         if self.has_unfinished:
             raise ValueError("generate needs an engine with nothing to do")
@@ -298,7 +305,11 @@ class Engine:
         for request in requests:
             self.add(request)
         texts: dict[Hashable, list[int]] = {name: [] for name in names}
-        self._drain(texts)
+        try:
+            self._drain(texts)
+        finally:  # after an interrupt, too, there is nothing left to do
+            for name in names:
+                self.abort(name)
         return list(texts.values())
 
     def _drain(self, texts: dict[Hashable, list[int]]) -> None:

@@ -35,6 +35,7 @@ class Histogram:
             ValueError: the value is negative or not finite, or the count is
                 below 1. Nothing was counted.
         """
+        value = float(value)
         if not 0 <= value < math.inf:
             raise ValueError(f"value must be finite, >= 0, got {value}")
         (count,) = require_at_least(1, count=count)

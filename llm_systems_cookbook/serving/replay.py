@@ -8,7 +8,12 @@ from typing import Protocol
 from llm_systems_cookbook.memory import Usage
 from llm_systems_cookbook.serving.metrics import SLO, Recorder, Report
 from llm_systems_cookbook.serving.request import Request, TokenOutput
-from llm_systems_cookbook.serving.scheduler import Batch, Counts, Scheduler
+from llm_systems_cookbook.serving.scheduler import (
+    Batch,
+    Counts,
+    RequestRefused,
+    Scheduler,
+)
 from llm_systems_cookbook.validate import require_at_least
 from llm_systems_cookbook.workload import Workload
 
@@ -136,7 +141,7 @@ class _Replay:
     def _add(self, request: Request) -> None:
         try:
             self.driver.add(request)
-        except ValueError:
+        except RequestRefused:
             if not self.skip_refused:
                 raise
             self.recorder.report.refused += 1

@@ -34,6 +34,10 @@ from llm_systems_cookbook.serving.request import (
 from llm_systems_cookbook.validate import require_at_least
 
 
+class RequestRefused(ValueError):
+    """Raised when a request could never run, even alone."""
+
+
 class Entry(NamedTuple):
     """What one sample computes in a step.
 
@@ -206,8 +210,9 @@ class Scheduler:
         """Put a request at the end of the queue.
 
         Raises:
-            ValueError: its id is that of an unfinished request, or it could
-                never run, even alone. Nothing has changed.
+            ValueError: its id is that of an unfinished request; or, as
+                RequestRefused, it could never run, even alone. Nothing has
+                changed.
         """
         self.require_admissible(request)
         state = RequestState(request)
@@ -227,14 +232,14 @@ class Scheduler:
 
     def _require_fits(self, request: Request) -> None:
         if request.num_samples > self.max_num_seqs:
-            raise ValueError(
+            raise RequestRefused(
                 f"request {request.request_id!r}: {request.num_samples} "
                 f"samples, at most {self.max_num_seqs} sequences run at once"
             )
         if not self.memory.fits(
             request.max_tokens, request.num_samples, request.num_prompt_tokens
         ):
-            raise ValueError(
+            raise RequestRefused(
                 f"request {request.request_id!r}: {request.num_samples} x "
                 f"{request.max_tokens} tokens can never fit in "
                 f"{self.memory.capacity} slots"
