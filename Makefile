@@ -38,9 +38,10 @@ run: $(STAMP)
 	$(BIN)/cookbook run
 
 # Notebooks come first: they are the longest, and worksteal shares the rest.
-# Their results go to build/, so a test run never replaces your figures.
+# Their results go to build/, so a test run never replaces your figures. Each
+# worker has one thread: two that share two cores would wait for each other.
 test: $(STAMP)
-	COOKBOOK_RESULTS="$(CURDIR)/build/test-results" \
+	COOKBOOK_RESULTS="$(CURDIR)/build/test-results" OMP_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
 		--nbmake --nbmake-timeout=120 notebooks tests
 

@@ -291,7 +291,7 @@ FAULTS = [
         "03_block_tables",
         TABLE,
         "            _owners(allocator, block_id, listed)",
-        "            pass",
+        "pass",
         "its_refused_free_changes_nothing",
     ),
     # --- notebook 04 ---
@@ -1159,5 +1159,185 @@ FAULTS = [
             reserved=usage.reserved,
 """,
         "throughput_goodput_occupancy_are_as_counted_by_hand",
+    ),
+    Fault(
+        "promises not counted",
+        "09_paged_engine",
+        MANAGER,
+        """        table.extend(self.allocator, num_tokens)
+        self._tables[request_id] = table""",
+        "        self._tables[request_id] = table",
+        "a_chunked_prompt_has_all_its_blocks_from_the_start",
+    ),
+    Fault(
+        "admission does not look",
+        "09_paged_engine",
+        MANAGER,
+        """        if not self._leaves(needed, keep_free):
+            return False
+        table.extend""",
+        "        table.extend",
+        "one_is_admitted_where_one_has_room",
+    ),
+    Fault(
+        "output cleared on preemption",
+        "09_paged_engine",
+        SCHEDULER,
+        "            sample.num_computed = sample.num_scheduled = 0\n",
+        """            sample.num_computed = sample.num_scheduled = 0
+            sample.output_token_ids.clear()
+            sample.num_tokens = state.request.num_prompt_tokens
+""",
+        "preemption_keeps_the_output",
+    ),
+    Fault(
+        "resume from the prompt alone",
+        "09_paged_engine",
+        SCHEDULER,
+        "            sample.num_computed = sample.num_scheduled = 0\n",
+        """            sample.num_computed = sample.num_scheduled = 0
+            sample.num_tokens = state.request.num_prompt_tokens
+""",
+        "a_resumed_request_computes_its_prompt_and_its_output",
+    ),
+    Fault(
+        "last sampled token charged a slot",
+        "09_paged_engine",
+        REQUEST,
+        "        return self.num_prompt_tokens + self.max_new_tokens - 1",
+        "        return self.num_prompt_tokens + self.max_new_tokens",
+        "the_last_token_needs_no_slot",
+    ),
+    Fault(
+        "re-prefill's token discarded",
+        "09_paged_engine",
+        SCHEDULER,
+        """                if here:
+                    outputs.append(sample.take(token_id))""",
+        """                again = entry.start == 0 and sample.output_token_ids
+                if here and not again:
+                    outputs.append(sample.take(token_id))""",
+        "a_resumed_request_gets_its_next_token_at_once",
+    ),
+    Fault(
+        "oldest preempted instead of newest",
+        "09_paged_engine",
+        SCHEDULER,
+        "        state = self.running.pop()\n",
+        "        state = self.running.pop(0)\n",
+        "the_newest_is_preempted",
+    ),
+    Fault(
+        "finished request requeued",
+        "09_paged_engine",
+        SCHEDULER,
+        """                self._forget(state)
+                self.counts.finished += 1""",
+        """                state.status = Status.WAITING
+                self.waiting.append(state)
+                self.counts.finished += 1""",
+        "every_request_is_served",
+    ),
+    Fault(
+        "victim left in the batch",
+        "09_paged_engine",
+        SCHEDULER,
+        "        batch.withdraw(state.request)\n",
+        "",
+        "who_is_preempted_is_not_computed",
+    ),
+    Fault(
+        "swap out copies nothing",
+        "09_paged_engine",
+        ENGINE,
+        "self._moves.append((self.kv_cache.swap_out, batch.swap_out))",
+        "pass",
+        "swapped_texts_are_the_recomputed_ones",
+    ),
+    Fault(
+        "swap in copies nothing",
+        "09_paged_engine",
+        ENGINE,
+        "self._moves.append((self.kv_cache.swap_in, batch.swap_in))",
+        "pass",
+        "swapped_texts_are_the_recomputed_ones",
+    ),
+    Fault(
+        "waiting before preempted",
+        "09_paged_engine",
+        SCHEDULER,
+        """        if self.preempted:
+            return  # they were here first
+""",
+        "",
+        "a_preempted_request_resumes_before_a_new_one_starts",
+    ),
+    Fault(
+        "watermark on running requests",
+        "09_paged_engine",
+        SCHEDULER,
+        "        return self.memory.grow(sample.sequence_id, missing)",
+        """        free = self.memory.usage().external
+        if free < missing + self._keep_free() and len(self.running) > 1:
+            return False
+        return self.memory.grow(sample.sequence_id, missing)""",
+        "running_requests_use_what_admission_leaves_free",
+    ),
+    Fault(
+        "watermark ignored at admission",
+        "09_paged_engine",
+        SCHEDULER,
+        "math.ceil(self.watermark * self.memory.capacity) + growth",
+        "growth",
+        "admission_leaves_the_watermark_free",
+    ),
+    Fault(
+        "aborted while queued, still in the queue",
+        "09_paged_engine",
+        SCHEDULER,
+        "        for queue in (self.waiting, self.preempted, self.running):",
+        "        for queue in (self.preempted, self.running):",
+        "pool_is_whole_after_an_abort_in_the_queue",
+    ),
+    Fault(
+        "block leaked on abort mid-chunk",
+        "09_paged_engine",
+        SCHEDULER,
+        """        if self._holds_memory(state):
+            self._release(state)""",
+        """        done = state.live[0].output_token_ids
+        if done and self._holds_memory(state):
+            self._release(state)""",
+        "pool_is_whole_after_an_abort_in_the_middle_of_a_prompt",
+    ),
+    Fault(
+        "block leaked on abort while swapped",
+        "09_paged_engine",
+        SCHEDULER,
+        """        if self._holds_memory(state):
+            self._release(state)""",
+        """        if state.status is Status.RUNNING:
+            self._release(state)""",
+        "both_pools_are_whole_after_an_abort_on_the_host",
+    ),
+    Fault(
+        "head that never fits accepted",
+        "09_paged_engine",
+        SCHEDULER,
+        """        if not self.memory.fits(
+            request.max_tokens, request.num_samples, request.num_prompt_tokens
+        ):""",
+        "        if request.max_tokens < 1:",
+        "what_can_never_fit_does_not_block_the_queue",
+    ),
+    Fault(
+        "no fall back when the host is full",
+        "09_paged_engine",
+        SCHEDULER,
+        """        if pairs is None:
+            return False  # the host is full
+""",
+        "",
+        "a_full_host_falls_back_to_recomputing",
     ),
 ]
