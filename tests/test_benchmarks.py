@@ -46,25 +46,54 @@ def test_serving_the_start_of_the_trace_finishes_every_request():
     )
 
 
-def test_serving_the_trace_imports_neither_torch_nor_pictures():
-    """They would make up most of the memory that is measured."""
+def imported_by(name):
+    """Return which of torch and matplotlib a benchmark imports."""
     code = (
         "import runpy, sys; runpy.run_path(sys.argv[1]);"
         "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
     )
-    file = ROOT / "benchmarks" / "paged_trace.py"
     done = subprocess.run(
-        [sys.executable, "-c", code, file],
+        [sys.executable, "-c", code, ROOT / "benchmarks" / f"{name}.py"],
         env=dict(os.environ),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == "[]"
+    return done.stdout.strip()
+
+
+def test_serving_the_trace_imports_neither_torch_nor_pictures():
+    """They would make up most of the memory that is measured."""
+    assert imported_by("paged_trace") == "[]"
+
+
+def test_the_simulated_loads_are_served_to_the_end():
+    module = run("simulator")
+    seen = module["serve"]("60")
+    assert seen["requests"] == seen["expected"] == 60
+    assert seen["free_blocks"] == module["NUM_BLOCKS"]
+    requests, _ = module["requests_of"]("60")
+    assert seen["tokens"] == sum(r.output_len for r in requests)
+
+
+@pytest.mark.parametrize("load", ["sharegpt", "book"])
+def test_both_engines_are_given_the_same_requests(load):
+    module = run("engine")
+    limit = module["LIMITS"][load]
+    requests = module["saturating_requests"](load, 2000)
+    assert requests == module["saturating_requests"](load, 2000)
+    lengths = [r.max_tokens for r in requests]
+    assert max(lengths) <= limit
+    assert 3 < limit / (sum(lengths) / len(lengths)) < 5
+
+
+def test_simulating_imports_neither_torch_nor_pictures():
+    assert imported_by("simulator") == "[]"
 
 
 @pytest.mark.parametrize(
-    "name", ["allocator", "paged_attention", "paged_trace"]
+    "name",
+    ["allocator", "engine", "paged_attention", "paged_trace", "simulator"],
 )
 def test_committed_figures_carry_their_conditions(name):
     file = ROOT / "benchmarks" / "results" / f"{name}.json"
