@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from llm_systems_cookbook import traces
+from llm_systems_cookbook.conditions import peak_memory_mb
 from llm_systems_cookbook.memory import (
     BlockAllocator,
     PagedMemory,
@@ -52,16 +53,8 @@ def serve(num_requests: int | None = None) -> dict[str, float]:
         "preemptions": seen.preemptions,
         "free_blocks": memory.allocator.free_blocks,
         "num_blocks": num_blocks,
-        "peak_mb": _peak_mb(),
+        "peak_mb": peak_memory_mb(),
     }
-
-
-def _peak_mb() -> float:
-    """Return the most memory this process has held, in MB."""
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
 
 
 def serve_alone(num_requests: int | None = None) -> dict[str, float]:

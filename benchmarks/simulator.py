@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llm_systems_cookbook import traces
+from llm_systems_cookbook.conditions import peak_memory_mb
 from llm_systems_cookbook.memory import BlockAllocator, PagedMemory
 from llm_systems_cookbook.nb import Notebook
 from llm_systems_cookbook.serving.replay import replay, requests_from
@@ -68,17 +69,9 @@ def serve(name: str) -> dict[str, float]:
         "mean_batch": report.mean_batch,
         "preemptions": report.counts.preemptions,
         "simulated_seconds": report.seconds,
-        "peak_mb": _peak_mb(),
+        "peak_mb": peak_memory_mb(),
         "free_blocks": driver.scheduler.memory.allocator.free_blocks,
     }
-
-
-def _peak_mb() -> float:
-    """Return the most memory this process has held, in MB."""
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
 
 
 def serve_alone(name: str) -> dict[str, float]:

@@ -240,3 +240,23 @@ def _device() -> str:
     if torch is None or not torch.cuda.is_available():
         return "cpu"
     return torch.cuda.get_device_name()
+
+
+def peak_memory_mb() -> float:
+    """Return the most memory this process has held, in MB.
+
+    On Linux `ru_maxrss` counts what the parent held, too, before it became
+    this program: there the kernel is asked for this program's own.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(
+            line
+            for line in status.read_text().splitlines()
+            if line.startswith("VmHWM:")
+        )
+        return int(line.split()[1]) / 1e3
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak / 1e3

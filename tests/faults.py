@@ -1078,10 +1078,8 @@ FAULTS = [
         "abort leaves the queue",
         "08_continuous_batching",
         SCHEDULER,
-        """            if state in queue:
-                queue.remove(state)
-""",
-        "            pass\n",
+        "        self._queues[state.status].remove(state)\n",
+        "",
         "an_abort_in_mid_prompt_makes_room_at_once",
     ),
     Fault(
@@ -1295,8 +1293,9 @@ FAULTS = [
         "aborted while queued, still in the queue",
         "09_paged_engine",
         SCHEDULER,
-        "        for queue in (self.waiting, self.preempted, self.running):",
-        "        for queue in (self.preempted, self.running):",
+        "        self._queues[state.status].remove(state)",
+        """        if state.status is not Status.WAITING:
+            self._queues[state.status].remove(state)""",
         "pool_is_whole_after_an_abort_in_the_queue",
     ),
     Fault(

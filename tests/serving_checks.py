@@ -8,10 +8,12 @@ from dataclasses import asdict, replace
 
 from serving_cases import (
     CONFIG,
+    MAX_STEPS,
     Run,
     Setup,
     Workload,
     assert_whole,
+    finish,
     random_workload,
     run,
     smallest_pool,
@@ -139,8 +141,7 @@ def a_request_that_never_fits_is_refused_and_blocks_nobody() -> None:
         assert "can never fit in 8 slots" in message
     engine.add(Request("small", [1, 2], 3))
     result = Run(engine)
-    for _ in range(10):
-        take_step(result)
+    finish(result)
     assert len(result.texts["small", 0][0]) == 3
     assert_whole(engine)
 
@@ -219,10 +220,7 @@ def abort_after(
         engine.scheduler.assert_consistent()
     assert engine.scheduler.counts.aborted == 1
     told = len(result.outputs)
-    for _ in range(100):
-        take_step(result)
-        if not engine.has_unfinished:
-            break
+    finish(result)
     assert_whole(engine)
     assert name not in {o.request_id for o in result.outputs[told:]}
     for (other, sample), text in plain.items():
@@ -310,8 +308,7 @@ def assert_simulator_agrees(seed: int) -> None:
     simulator = Simulator(setup.make_scheduler())
     simulated: list[tuple] = []
     arrivals = list(told.in_order())
-    step = 0
-    while arrivals or simulator.has_unfinished:
+    for step in range(MAX_STEPS):
         while arrivals and arrivals[0][0] <= step:
             simulator.add(arrivals.pop(0)[1])
         if simulator.has_unfinished:
@@ -319,7 +316,6 @@ def assert_simulator_agrees(seed: int) -> None:
             usage = simulator.scheduler.memory.usage()
             used = simulator.scheduler.memory.capacity - usage.external
             simulated.append(summary(simulator.last_batch, used))
-        step += 1
     expected = [
         summary(batch, used)
         for batch, used in zip(engine.batches, engine.used_blocks, strict=True)

@@ -1,9 +1,12 @@
 """The named list of faults of scheduler, memory and engine.
 
-See test_serving_faults.py. Each names the check that must notice it.
+See test_serving_faults.py. Each names the check that must notice it. A fault
+that notebook 08 or 09 notices, too, stands in faults.py.
 """
 
 from typing import NamedTuple
+
+import faults
 
 
 class Fault(NamedTuple):
@@ -20,156 +23,13 @@ ENGINE = "serving/engine.py"
 SAMPLING = "serving/sampling.py"
 MANAGER = "memory/memory_manager.py"
 
-FAULTS = [
-    Fault(
-        "promises not counted",
-        SCHEDULER,
-        """                sample.sequence_id,
-                state.target(sample),
-                state.request.final_tokens,""",
-        """                sample.sequence_id,
-                1,
-                state.request.final_tokens,""",
-        "what_admission_promises_is_taken",
-    ),
-    Fault(
-        "output cleared on preemption",
-        SCHEDULER,
-        """            sample.num_computed = sample.num_scheduled = 0
-""",
-        """            sample.num_computed = sample.num_scheduled = 0
-            sample.output_token_ids.clear()
-            sample.num_tokens = state.request.num_prompt_tokens
-""",
-        "preempted_is_unpreempted",
-    ),
-    Fault(
-        "resume from the prompt alone",
-        SCHEDULER,
-        """            sample.num_computed = sample.num_scheduled = 0
-""",
-        """            sample.num_computed = sample.num_scheduled = 0
-            sample.num_tokens = state.request.num_prompt_tokens
-""",
-        "preempted_is_unpreempted",
-    ),
-    Fault(
-        "last sampled token charged a slot",
-        REQUEST,
-        "return self.num_prompt_tokens + self.max_new_tokens - 1",
-        "return self.num_prompt_tokens + self.max_new_tokens",
-        "a_request_that_just_fits_is_served",
-    ),
-    Fault(
-        "re-prefill's token discarded",
-        SCHEDULER,
-        "        if start + num_tokens == sample.num_tokens:",
-        """        again = num_tokens > 1 and sample.output_token_ids
-        if start + num_tokens == sample.num_tokens and not again:""",
-        "preempted_is_unpreempted",
-    ),
-    Fault(
-        "oldest preempted instead of newest",
-        SCHEDULER,
-        "        state = self.running.pop()\n",
-        "        state = self.running.pop(0)\n",
-        "preempted_is_unpreempted",
-    ),
-    Fault(
-        "finished request requeued",
-        SCHEDULER,
-        "                self.counts.finished += 1\n",
-        """                self.counts.finished += 1
-                self.waiting.append(state)
-""",
-        "finished_requests_leave",
-    ),
-    Fault(
-        "victim left in the batch",
-        SCHEDULER,
-        "        batch.withdraw(state.request)\n",
-        "",
-        "forked_under_pressure_is_independent",
-    ),
+OWN_FAULTS = [
     Fault(
         "withdrawn tokens not returned to the budget",
         SCHEDULER,
         "            self.budget += sum(entry.num_tokens for entry in ours)\n",
         "",
         "forked_under_pressure_is_independent",
-    ),
-    Fault(
-        "swap out copies nothing",
-        ENGINE,
-        "self._moves.append((self.kv_cache.swap_out, batch.swap_out))",
-        "pass",
-        "swapped_is_recomputed",
-    ),
-    Fault(
-        "swap in copies nothing",
-        ENGINE,
-        "self._moves.append((self.kv_cache.swap_in, batch.swap_in))",
-        "pass",
-        "swapped_is_recomputed",
-    ),
-    Fault(
-        "waiting before preempted",
-        SCHEDULER,
-        """        if self.preempted:
-            return  # they were here first
-""",
-        "",
-        "preempted_requests_resume_before_new_ones",
-    ),
-    Fault(
-        "watermark on running requests",
-        SCHEDULER,
-        "        return self.memory.grow(sample.sequence_id, missing)",
-        """        kept = self._keep_free() + missing
-        if len(self.running) > 1 and self.memory.usage().external < kept:
-            return False
-        return self.memory.grow(sample.sequence_id, missing)""",
-        "running_requests_ignore_the_watermark",
-    ),
-    Fault(
-        "no watermark at admission",
-        SCHEDULER,
-        "math.ceil(self.watermark * self.memory.capacity) + growth",
-        "growth",
-        "admission_leaves_the_watermark",
-    ),
-    Fault(
-        "aborted request stays queued",
-        SCHEDULER,
-        "        for queue in (self.waiting, self.preempted, self.running):",
-        "        for queue in (self.preempted, self.running):",
-        "abort_while_queued_leaves_nothing",
-    ),
-    Fault(
-        "block leaked on abort in the middle of a prompt",
-        SCHEDULER,
-        """        if self._holds_memory(state):
-            self._release(state)
-        for""",
-        """        sample = state.live[0]
-        if sample.num_computed >= state.request.num_prompt_tokens:
-            self._release(state)
-        for""",
-        "abort_in_the_middle_of_a_prompt_leaves_nothing",
-    ),
-    Fault(
-        "block leaked on abort while swapped",
-        SCHEDULER,
-        "return state.status is Status.RUNNING or state.swapped",
-        "return state.status is Status.RUNNING",
-        "abort_while_preempted_leaves_nothing",
-    ),
-    Fault(
-        "a head that never fits blocks the queue",
-        SCHEDULER,
-        "        self._require_fits(request)\n",
-        "",
-        "a_request_that_never_fits_is_refused_and_blocks_nobody",
     ),
     Fault(
         "the last running request is preempted",
@@ -213,13 +73,6 @@ FAULTS = [
         "samples_compute_their_prompt_once",
     ),
     Fault(
-        "a token in the middle of a prompt",
-        SCHEDULER,
-        "        if start + num_tokens == sample.num_tokens:",
-        "        if start + num_tokens > 0:",
-        "chunked_is_unchunked",
-    ),
-    Fault(
         "randomness shared by the batch",
         SAMPLING,
         "    rng = np.random.default_rng([request.seed, sample, position])",
@@ -236,11 +89,96 @@ FAULTS = [
             sample.num_computed""",
         "preempted_is_unpreempted",
     ),
-    Fault(
-        "positions start at the chunk",
-        ENGINE,
-        "            positions += range(start, end)",
-        "            positions += range(end - start)",
-        "chunked_is_unchunked",
-    ),
+]
+
+# Faults of the notebooks, by name, and the check that must notice them here.
+OF_NOTEBOOKS = dict(
+    [
+        (
+            "promises not counted",
+            "what_admission_promises_is_taken",
+        ),
+        (
+            "output cleared on preemption",
+            "preempted_is_unpreempted",
+        ),
+        (
+            "resume from the prompt alone",
+            "preempted_is_unpreempted",
+        ),
+        (
+            "last sampled token charged a slot",
+            "a_request_that_just_fits_is_served",
+        ),
+        (
+            "re-prefill's token discarded",
+            "preempted_is_unpreempted",
+        ),
+        (
+            "oldest preempted instead of newest",
+            "preempted_is_unpreempted",
+        ),
+        (
+            "finished request requeued",
+            "finished_requests_leave",
+        ),
+        (
+            "victim left in the batch",
+            "forked_under_pressure_is_independent",
+        ),
+        (
+            "swap out copies nothing",
+            "swapped_is_recomputed",
+        ),
+        (
+            "swap in copies nothing",
+            "swapped_is_recomputed",
+        ),
+        (
+            "waiting before preempted",
+            "preempted_requests_resume_before_new_ones",
+        ),
+        (
+            "watermark on running requests",
+            "running_requests_ignore_the_watermark",
+        ),
+        (
+            "watermark ignored at admission",
+            "admission_leaves_the_watermark",
+        ),
+        (
+            "aborted while queued, still in the queue",
+            "abort_while_queued_leaves_nothing",
+        ),
+        (
+            "block leaked on abort mid-chunk",
+            "abort_in_the_middle_of_a_prompt_leaves_nothing",
+        ),
+        (
+            "block leaked on abort while swapped",
+            "abort_while_preempted_leaves_nothing",
+        ),
+        (
+            "head that never fits accepted",
+            "a_request_that_never_fits_is_refused_and_blocks_nobody",
+        ),
+        (
+            "token in the middle of a prompt",
+            "chunked_is_unchunked",
+        ),
+        (
+            "positions count from the chunk",
+            "chunked_is_unchunked",
+        ),
+        (
+            "admission does not look",
+            "admission_leaves_the_watermark",
+        ),
+    ]
+)
+
+FAULTS = OWN_FAULTS + [
+    Fault(f.name, f.module, f.old, f.new, OF_NOTEBOOKS[f.name])
+    for f in faults.FAULTS
+    if f.name in OF_NOTEBOOKS
 ]

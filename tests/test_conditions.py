@@ -12,7 +12,11 @@ import pytest
 
 import llm_systems_cookbook
 from llm_systems_cookbook import conditions
-from llm_systems_cookbook.conditions import Conditions, find_checkout
+from llm_systems_cookbook.conditions import (
+    Conditions,
+    find_checkout,
+    peak_memory_mb,
+)
 
 PYPROJECT = '[project]\nname = "llm-systems-cookbook"\n'
 
@@ -429,3 +433,22 @@ def test_line_leaves_out_what_is_absent():
 
 def test_line_is_one_line_here():
     assert "\n" not in Conditions.here().line()
+
+
+def test_peak_memory_is_this_process_s_own_and_not_its_parent_s():
+    held = bytearray(200_000_000)
+    held[::4096] = b"x" * len(held[::4096])
+    code = (
+        "from llm_systems_cookbook.conditions import peak_memory_mb;"
+        "print(peak_memory_mb())"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(child.stdout) > 5
+    assert peak_memory_mb() > 200
+    if sys.platform == "linux":
+        assert float(child.stdout) < 200

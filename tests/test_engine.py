@@ -14,6 +14,7 @@ from serving_cases import (
     Workload,
     all_tensors,
     assert_whole,
+    finish,
     random_workload,
     run,
     small_model,
@@ -390,9 +391,7 @@ def sampled(setup=None, prompt=(1, 2, 3), new=5, extra=(), **options):
 def test_each_sample_has_its_own_outputs():
     engine = Setup().make_engine()
     engine.add_request([1, 2], 4, request_id="a", num_samples=3, temperature=2)
-    outputs = []
-    while engine.has_unfinished:
-        outputs += engine.step()
+    outputs = finish(Run(engine))
     assert [o.sample for o in outputs] == [0, 1, 2] * 4
     assert [o.finished for o in outputs] == [False] * 9 + [True] * 3
     texts = {tuple(o.token_id for o in outputs[i::3]) for i in range(3)}
@@ -708,8 +707,8 @@ def test_an_interrupted_generate_can_be_done_again():
     engine = Setup().make_engine(Interrupted(2, KeyboardInterrupt(), False))
     with pytest.raises(KeyboardInterrupt):
         engine.generate([[1, 2, 3]], 3)
-    while engine.has_unfinished:
-        engine.step()
+    assert not engine.has_unfinished, "they are aborted"
+    assert_whole(engine)
     assert engine.generate([[1, 2, 3]], 3) == [greedy([1, 2, 3], 3)]
 
 
@@ -745,8 +744,7 @@ def test_abort_after_any_number_of_steps_concerns_nobody_else(setup):
             for _ in range(2):  # idempotent
                 engine.abort(victim)
                 engine.scheduler.assert_consistent()
-            while engine.has_unfinished:
-                take_step(result)
+            finish(result)
             assert_whole(engine)
             for key, text in result.texts.items():
                 if key[0] == victim:
@@ -768,12 +766,11 @@ def test_an_abort_by_the_observer_of_a_batch_concerns_nobody_else():
         engine = Setup().make_engine()
         engine.add_request([1, 2, 3], 4, request_id="a", num_samples=2)
         engine.add_request([4, 5], 4, request_id="b")
-        outputs = []
+        result = Run(engine)
         for _ in range(step):
-            outputs += engine.step()
+            take_step(result)
         engine.on_batch = abort_once(engine, "a")
-        while engine.has_unfinished:
-            outputs += engine.step()
+        outputs = finish(result)
         assert_whole(engine)
         tokens = [o.token_id for o in outputs if o.request_id == "b"]
         assert tokens == greedy([4, 5], 4)
@@ -795,9 +792,7 @@ def test_an_abort_while_the_model_runs_concerns_nobody_else(spoil):
     engine.model = Wrapped(abort)
     engine.add_request([1, 2, 3], 4, request_id="a")
     engine.add_request([4, 5], 4, request_id="b")
-    outputs = []
-    while engine.has_unfinished:
-        outputs += engine.step()
+    outputs = finish(Run(engine))
     assert_whole(engine)
     assert [o.token_id for o in outputs] == greedy([4, 5], 4)
     assert {o.request_id for o in outputs} == {"b"}

@@ -68,6 +68,7 @@ def snapshot(scheduler):
 
 
 def step(scheduler):
+    assert scheduler.has_unfinished, "a loop would not end"
     batch = scheduler.schedule()
     outputs = scheduler.update(batch, [0] * len(batch.sampled))
     scheduler.assert_consistent()

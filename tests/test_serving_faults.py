@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from serving_checks import CHECKS
-from serving_faults import FAULTS, Fault
+from serving_faults import FAULTS, OF_NOTEBOOKS, Fault
 from test_faults import faulty_package, package_from
 
 
@@ -47,3 +47,4 @@ def test_its_check_notices(
 def test_fault_names_are_unique():
     names = [fault.name for fault in FAULTS]
     assert len(set(names)) == len(names)
+    assert set(OF_NOTEBOOKS) <= set(names)

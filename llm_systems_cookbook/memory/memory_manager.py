@@ -98,6 +98,9 @@ class MemoryManager(Protocol):
     def usage(self) -> Usage:
         """Return where the pool's slots are now."""
 
+    def assert_consistent(self) -> None:
+        """Check that what is in use is what requests hold."""
+
 
 @dataclass(slots=True)
 class _Reservation:

@@ -172,9 +172,8 @@ class TinyGPT(nn.Module):
                 last MLP and the output projection.
 
         Returns:
-            [num_sampled, vocab_size], of the model's dtype: an inference
-            tensor, so clone it before writing to it outside of
-            `torch.no_grad()`.
+            [num_sampled, vocab_size], of the model's dtype; it requires no
+            gradient.
 
         Raises:
             TypeError: a row in a list is not an integer.

@@ -1,13 +1,13 @@
 """Serve a model: the scheduler decides, the cache holds, the model computes.
 
 A step has four parts: schedule, move blocks (swaps and copies), compute, and
-update. Nothing is known here of layers or of block allocation.
+update. What a layer computes, and which blocks are free, is not known here.
 
 What may differ between two runs of one request: in another batch, a matrix
 product may add in another order, so logits differ in their last bits. With
 float64 a differing token would take two logits that agree to about 15 digits;
-the tests compare token for token. With float32 it takes 7 digits, which long
-texts do meet.
+the tests compare token for token. With float32 it takes 7 digits, which a long
+enough text may meet.
 """
 
 import itertools
@@ -35,6 +35,7 @@ from llm_systems_cookbook.attention.inputs import (
     checked_inputs,
 )
 from llm_systems_cookbook.memory import BlockCopy
+from llm_systems_cookbook.models import Attention
 from llm_systems_cookbook.serving.request import Request, TokenOutput
 from llm_systems_cookbook.serving.sampling import draw_token, unusable
 from llm_systems_cookbook.serving.scheduler import (
@@ -44,7 +45,6 @@ from llm_systems_cookbook.serving.scheduler import (
     Scheduler,
 )
 
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Backend = Callable[[AttentionInputs, Tensor], Tensor]
 Move = Callable[[Iterable[BlockCopy]], None]
 Errors = list[tuple[Entry, str]]
@@ -158,7 +158,7 @@ class Engine:
         self.on_batch: Callable[[Batch], None] | None = None
         self._device = kv_cache.keys[0].device
         self._backend = self._chosen(backend)
-        # All but Triton write the same way; this name looks nothing up.
+        # Only Triton writes in its own way; "gather" looks nothing up.
         fastest = choose_backend(kv_cache.keys[0])
         self._writer = "triton" if fastest == "triton" else "gather"
         self._known: set[Hashable] = set()

@@ -115,7 +115,7 @@ class Report:
         latency: arrival to last token, per request.
         queueing: arrival to the first step that runs the request.
         slot_seconds: where the slots were, in slots x seconds.
-        batch_seconds: running samples x seconds, while steps were computed.
+        batch_seconds: samples computed in a step x its seconds.
         counts: what the scheduler did during the run.
     """
 
@@ -156,13 +156,18 @@ class Report:
 
     @property
     def mean_batch(self) -> float:
-        """Samples that ran at once, averaged over the time of the steps."""
+        """Samples computed in a step, averaged over the time of the steps."""
         return _ratio(self.batch_seconds, self.busy_seconds)
 
     @property
     def preemptions_per_request(self) -> float:
         """Preemptions per finished request."""
         return _ratio(self.counts.preemptions, self.requests)
+
+    @property
+    def kv_occupancy(self) -> float:
+        """Slots that held a token, in per cent of pool x busy time."""
+        return self.percent()["token_states"]
 
     def percent(self) -> dict[str, float]:
         """Return where the slots were, in per cent of pool x busy time."""
@@ -180,7 +185,7 @@ class Report:
             "requests": self.requests,
             "throughput": self.throughput,
             "mean_batch": self.mean_batch,
-            "occupancy_percent": self.percent()["token_states"],
+            "kv_occupancy": self.kv_occupancy,
             "preemptions_per_request": self.preemptions_per_request,
             "recomputed_tokens": self.counts.recomputed_tokens,
         }

@@ -133,7 +133,8 @@ class Sample:
         output_token_ids: tokens generated; preemption does not touch them.
         num_tokens: tokens of the prompt and the output so far.
         num_computed: tokens whose keys and values are in the cache.
-        num_scheduled: the same once the step that was scheduled last is done.
+        num_scheduled: tokens whose keys and values will be there after the
+            step that was scheduled last.
         reason: why it has finished; None while it has not.
     """
 

@@ -125,7 +125,8 @@ class Counts:
         aborted: requests taken away before that.
         preemptions: times a running request lost its memory.
         swaps: how many of these kept their cache on the host.
-        recomputed_tokens: tokens of the others' caches, to compute again.
+        recomputed_tokens: tokens of discarded caches, to compute again; a
+            shared prompt counts once.
         swapped_blocks: blocks copied to the host.
     """
 
@@ -258,7 +259,8 @@ class Scheduler:
             An empty batch when nothing is unfinished.
 
         Raises:
-            RuntimeError: nothing can run, though something is unfinished:
+            RuntimeError: nothing can run though something is unfinished, or
+                a request that runs alone, or was just admitted, cannot grow:
                 memory is held by nobody who runs.
         """
         batch = Batch(self.max_num_batched_tokens)
@@ -476,7 +478,7 @@ class Scheduler:
         return outputs
 
     def _take_entry(self, entry: Entry) -> None:
-        entry.sample.num_computed = entry.start + entry.num_tokens
+        entry.sample.num_computed = entry.end
         state = self._states[entry.request.request_id]
         if not state.forked and entry.end == state.target(entry.sample):
             self._fork(state, entry.sample)
@@ -519,12 +521,20 @@ class Scheduler:
             self._release(state)
         for sample in state.live:
             sample.reason = "abort"
-        for queue in (self.waiting, self.preempted, self.running):
-            if state in queue:
-                queue.remove(state)
+        self._queues[state.status].remove(state)
         self._forget(state)
         self.counts.aborted += 1
         return True
+
+    @property
+    def _queues(
+        self,
+    ) -> dict[Status, list[RequestState] | deque[RequestState]]:
+        return {
+            Status.RUNNING: self.running,
+            Status.PREEMPTED: self.preempted,
+            Status.WAITING: self.waiting,
+        }
 
     def _holds_memory(self, state: RequestState) -> bool:
         return state.status is Status.RUNNING or state.swapped
@@ -557,11 +567,7 @@ class Scheduler:
         """
         self.memory.assert_consistent()
         self._assert_memory_is_theirs()
-        queues = {
-            Status.RUNNING: self.running,
-            Status.PREEMPTED: self.preempted,
-            Status.WAITING: self.waiting,
-        }
+        queues = self._queues
         queued = [s for queue in queues.values() for s in queue]
         if {id(s) for s in queued} != {id(s) for s in self._states.values()}:
             raise AssertionError("the queues are not the unfinished requests")

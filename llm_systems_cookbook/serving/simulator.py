@@ -37,7 +37,7 @@ class StepTime(NamedTuple):
 
 
 def _kv_tokens(batch: Batch) -> int:
-    return sum(entry.start + entry.num_tokens for entry in batch.entries)
+    return sum(entry.end for entry in batch.entries)
 
 
 @dataclass(frozen=True)
