@@ -92,90 +92,89 @@ OWN_FAULTS = [
 ]
 
 # Faults of the notebooks, by name, and the check that must notice them here.
-OF_NOTEBOOKS = dict(
-    [
-        (
-            "promises not counted",
-            "what_admission_promises_is_taken",
-        ),
-        (
-            "output cleared on preemption",
-            "preempted_is_unpreempted",
-        ),
-        (
-            "resume from the prompt alone",
-            "preempted_is_unpreempted",
-        ),
-        (
-            "last sampled token charged a slot",
-            "a_request_that_just_fits_is_served",
-        ),
-        (
-            "re-prefill's token discarded",
-            "preempted_is_unpreempted",
-        ),
-        (
-            "oldest preempted instead of newest",
-            "preempted_is_unpreempted",
-        ),
-        (
-            "finished request requeued",
-            "finished_requests_leave",
-        ),
-        (
-            "victim left in the batch",
-            "forked_under_pressure_is_independent",
-        ),
-        (
-            "swap out copies nothing",
-            "swapped_is_recomputed",
-        ),
-        (
-            "swap in copies nothing",
-            "swapped_is_recomputed",
-        ),
-        (
-            "waiting before preempted",
-            "preempted_requests_resume_before_new_ones",
-        ),
-        (
-            "watermark on running requests",
-            "running_requests_ignore_the_watermark",
-        ),
-        (
-            "watermark ignored at admission",
-            "admission_leaves_the_watermark",
-        ),
-        (
-            "aborted while queued, still in the queue",
-            "abort_while_queued_leaves_nothing",
-        ),
-        (
-            "block leaked on abort mid-chunk",
-            "abort_in_the_middle_of_a_prompt_leaves_nothing",
-        ),
-        (
-            "block leaked on abort while swapped",
-            "abort_while_preempted_leaves_nothing",
-        ),
-        (
-            "head that never fits accepted",
-            "a_request_that_never_fits_is_refused_and_blocks_nobody",
-        ),
-        (
-            "token in the middle of a prompt",
-            "chunked_is_unchunked",
-        ),
-        (
-            "positions count from the chunk",
-            "chunked_is_unchunked",
-        ),
-        (
-            "admission does not look",
-            "admission_leaves_the_watermark",
-        ),
-    ]
-)
+NOTICED_HERE = [
+    (
+        "promises not counted",
+        "what_admission_promises_is_taken",
+    ),
+    (
+        "output cleared on preemption",
+        "preempted_is_unpreempted",
+    ),
+    (
+        "resume from the prompt alone",
+        "preempted_is_unpreempted",
+    ),
+    (
+        "last sampled token charged a slot",
+        "a_request_that_just_fits_is_served",
+    ),
+    (
+        "re-prefill's token discarded",
+        "preempted_is_unpreempted",
+    ),
+    (
+        "oldest preempted instead of newest",
+        "preempted_is_unpreempted",
+    ),
+    (
+        "finished request requeued",
+        "finished_requests_leave",
+    ),
+    (
+        "victim left in the batch",
+        "forked_under_pressure_is_independent",
+    ),
+    (
+        "swap out copies nothing",
+        "swapped_is_recomputed",
+    ),
+    (
+        "swap in copies nothing",
+        "swapped_is_recomputed",
+    ),
+    (
+        "waiting before preempted",
+        "preempted_requests_resume_before_new_ones",
+    ),
+    (
+        "watermark on running requests",
+        "running_requests_ignore_the_watermark",
+    ),
+    (
+        "watermark ignored at admission",
+        "admission_leaves_the_watermark",
+    ),
+    (
+        "aborted while queued, still in the queue",
+        "abort_while_queued_leaves_nothing",
+    ),
+    (
+        "block leaked on abort mid-chunk",
+        "abort_in_the_middle_of_a_prompt_leaves_nothing",
+    ),
+    (
+        "block leaked on abort while swapped",
+        "abort_while_preempted_leaves_nothing",
+    ),
+    (
+        "head that never fits accepted",
+        "a_request_that_never_fits_is_refused_and_blocks_nobody",
+    ),
+    (
+        "token in the middle of a prompt",
+        "chunked_is_unchunked",
+    ),
+    (
+        "positions count from the chunk",
+        "chunked_is_unchunked",
+    ),
+    (
+        "admission does not look",
+        "admission_leaves_the_watermark",
+    ),
+]
+OF_NOTEBOOKS = dict(NOTICED_HERE)
 
 FAULTS = OWN_FAULTS + [
     Fault(f.name, f.module, f.old, f.new, OF_NOTEBOOKS[f.name])
