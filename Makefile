@@ -33,7 +33,7 @@ help:
 	@echo ''
 	@echo 'Another PYTHON or PIP_ARGS needs a fresh .venv: make clean first.'
 
-# One at a time: notebooks 06 and 07 measure times.
+# One at a time: most notebooks measure times.
 run: $(STAMP)
 	$(BIN)/cookbook run
 

@@ -138,11 +138,11 @@ def timeline(
     xlabel: str = "step",
     unfinished: Collection[str] = (),
 ) -> Figure:
-    """Draw a row per request: when it waits, runs and is put out.
+    """Draw a row per request: when it waits, runs and is preempted.
 
     A tall bar is a place in the batch, a thin one none. A circle marks the
     arrival (the start of the first span), an X each time a running request
-    is put out, a triangle its return, a square the end of the last span
+    is preempted, a triangle its return, a square the end of the last span
     that computes. Made for up to 24 requests.
 
     Args:
@@ -150,7 +150,7 @@ def timeline(
         title: the takeaway.
         xlabel: what the times are, with their unit.
         unfinished: requests that go on after the picture. They have no
-            square; neither has a request that ends waiting or put out.
+            square; neither has a request that ends waiting or preempted.
 
     Raises:
         ValueError: no spans, more than 32 requests, an unknown kind, a time
@@ -198,7 +198,7 @@ def _rows(spans: Sequence[Span]) -> dict[str, list[Span]]:
 
 def _draw_span(ax: Axes, y: int, span: Span) -> None:
     paint = _PAINTS[span.kind]
-    if span.end == span.start:  # put out and back at once: the marks say so
+    if span.end == span.start:  # preempted and back at once: the marks say so
         return
     ax.add_patch(
         Rectangle(
@@ -342,7 +342,7 @@ def pool_over_time(
             "external" out where those slots are simply free.
         capacity: of the pool, in the unit of split; a dashed line.
         title: the takeaway.
-        preemptions: when a request was put out; ticks above the line,
+        preemptions: when a request was preempted; ticks above the line,
             taller where several fall together.
         xlabel: what the times are, with their unit.
         ylabel: the unit of split and capacity.
@@ -406,7 +406,7 @@ def occupancy_lines(
             engines may differ. At most 8.
         capacity: of the pool, in the unit of the values; a dashed line.
         title: the takeaway.
-        preemptions: when a request was put out; ticks above the line,
+        preemptions: when a request was preempted; ticks above the line,
             taller where several fall together.
         xlabel: what the times are, with their unit.
         ylabel: the unit of the values and the capacity.

@@ -1038,7 +1038,7 @@ FAULTS = [
         ENGINE,
         "positions += range(start, end)",
         "positions += range(end - start)",
-        "static_and_continuous_say_what_each_request_says_alone",
+        "static_and_continuous_generate_what_each_does_alone",
     ),
     Fault(
         "logits of a chunk's first token",
@@ -1046,7 +1046,7 @@ FAULTS = [
         ENGINE,
         "sampled_rows.append(len(token_ids) - 1)",
         "sampled_rows.append(len(token_ids) - entry.num_tokens)",
-        "static_and_continuous_say_what_each_request_says_alone",
+        "static_and_continuous_generate_what_each_does_alone",
     ),
     Fault(
         "chunk forgets the ones before",
@@ -1054,7 +1054,7 @@ FAULTS = [
         ENGINE,
         "            [entry.end for entry in entries],\n",
         "            [entry.num_tokens for entry in entries],\n",
-        "static_and_continuous_say_what_each_request_says_alone",
+        "static_and_continuous_generate_what_each_does_alone",
     ),
     Fault(
         "slots from the region's start",
@@ -1062,7 +1062,7 @@ FAULTS = [
         ENGINE,
         "        for position in range(start, end)\n",
         "        for position in range(end - start)\n",
-        "static_and_continuous_say_what_each_request_says_alone",
+        "static_and_continuous_generate_what_each_does_alone",
     ),
     Fault(
         "abort keeps the region",

@@ -1,6 +1,6 @@
 # ruff: noqa: F821
 def find_leaks(memory: PagedMemory) -> dict[int, int]:
-    """Wrong: looks only at requests that are not swapped out."""
+    """Wrong: asks for the blocks of swapped requests, too."""
     listed: Counter[int] = Counter()
     for name in memory.request_ids:
         listed.update(memory.block_ids(name))
