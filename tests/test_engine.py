@@ -234,7 +234,16 @@ def test_blocks_that_do_not_fit_are_refused(wrong, message):
 def test_memory_of_one_kind_and_a_cache_of_the_other_are_refused():
     scheduler, _ = parts()
     _, cache = parts(contiguous=True)
-    with pytest.raises(ValueError, match="block size of memory: 4, the cache"):
+    with pytest.raises(ValueError, match="reserves regions, got PagedMemory"):
+        Engine(small_model(), scheduler, cache)
+
+
+def test_blocks_of_one_token_are_no_regions():
+    """All sizes agree, and yet a request's blocks lie anywhere."""
+    memory = PagedMemory(BlockAllocator(40, 1))
+    scheduler = Scheduler(memory, max_num_seqs=2, max_num_batched_tokens=9)
+    cache = ContiguousKVCache(2, 40, 2, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match="reserves regions, got PagedMemory"):
         Engine(small_model(), scheduler, cache)
 
 
@@ -868,3 +877,89 @@ def test_a_bad_prompt_leaves_counts_and_names_as_they_were():
         engine.generate([[1, 2], []], 3)
     assert engine.scheduler.counts == Counts()
     assert state_of(engine) == before
+
+
+# --- Corners ---------------------------------------------------------------
+
+
+def test_an_iterator_of_stop_tokens_stops_every_prompt():
+    prompts = [[1, 2, 3], [4, 5], [6]]
+    texts = Setup().make_engine().generate(prompts, 8)
+    stop = texts[1][2]
+    expected = [t[: t.index(stop) + 1] if stop in t else t for t in texts]
+    engine = Setup().make_engine()
+    assert engine.generate(prompts, 8, stop_token_ids=iter([stop])) == expected
+    assert len(expected[1]) < 8
+
+
+def test_a_step_within_a_step_is_refused():
+    engine = Setup().make_engine()
+    engine.add_request([1, 2, 3], 3, request_id="a")
+    refused = []
+
+    def step_again(batch):
+        try:
+            engine.step()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    engine.on_batch = step_again
+    outputs = finish(Run(engine))
+    assert [o.token_id for o in outputs] == greedy([1, 2, 3], 3)
+    assert refused == ["a step is running already"] * 3
+
+
+def test_nan_for_all_samples_of_one_request_concerns_nobody_else():
+    def spoil(logits, token_ids):
+        logits = logits.clone()
+        logits[0] = torch.nan
+        return logits
+
+    engine = Setup().make_engine(Wrapped(spoil))
+    engine.add_request([1, 2], 3, request_id="a", num_samples=3)
+    engine.add_request([4, 5], 1, request_id="b")
+    outputs = engine.step()
+    failed = [o.sample for o in outputs if o.reason == "error"]
+    assert failed == [0, 1, 2]
+    assert [o.token_id for o in outputs if o.request_id == "b"] == greedy(
+        [4, 5], 1
+    )
+    assert_whole(engine)
+
+
+def test_an_interrupt_while_blocks_are_copied_loses_no_copy(monkeypatch):
+    request = Request("a", [1, 2, 3, 4, 5, 6], 5, num_samples=2, temperature=1)
+    exact = run(Setup(), Workload([request], [0])).texts
+    engine = Setup().make_engine()
+    engine.add(request)
+    copy_blocks, interrupts = engine.kv_cache.copy_blocks, [1]
+
+    def interrupted(pairs):
+        if interrupts:
+            interrupts.pop()
+            raise KeyboardInterrupt
+        copy_blocks(pairs)
+
+    monkeypatch.setattr(engine.kv_cache, "copy_blocks", interrupted)
+    result = Run(engine)
+    take_step(result)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    finish(result)
+    assert result.texts == exact
+    assert not interrupts
+
+
+def test_a_prompt_that_never_fits_leaves_the_others_out_too():
+    engine = Setup(num_blocks=2).make_engine()
+    with pytest.raises(ValueError, match="can never fit"):
+        engine.generate([[1], list(range(9))], 5)
+    assert not engine.has_unfinished
+
+
+def test_numbers_that_were_names_are_not_given_again():
+    engine = Setup().make_engine()
+    engine.add_request([1], 1, request_id=1)
+    finish(Run(engine))
+    assert engine.generate([[2], [3]], 2) == [greedy([2], 2), greedy([3], 2)]
+    assert engine.add_request([1], 1) == 3

@@ -364,3 +364,18 @@ def test_no_free_region_says_what_was_needed_and_survives_pickling(regions):
     assert (told.needed, told.free, told.largest) == (16, 8, 8)
     assert str(told) == str(error.value)
     assert str(told) == "needed a region of 16 slots; 8 free, largest hole 8"
+
+
+@pytest.mark.parametrize("slots", range(1, 20))
+def test_pow2_promises_room_for_any_prompt_of_a_length(slots):
+    """Without the prompt, the least favourable one decides."""
+    for final in range(1, slots + 1):
+        memory = ReservedMemory(slots, 100, "pow2", FirstFitRegions)
+        outcomes = []
+        for prompt in range(1, final + 1):
+            outcomes.append(memory.admit("a", prompt, final))
+            fits = memory.fits(final, shared_tokens=prompt)
+            assert fits == outcomes[-1]
+            if outcomes[-1]:
+                memory.release("a")
+        assert memory.fits(final) == all(outcomes)

@@ -188,25 +188,25 @@ def test_every_figure_of_a_small_run_by_hand():
     recorder.arrived(a)
     recorder.idle(2.0)
     recorder.step(
-        2.0, 4.0, batch_of((a, 0, 4, [0]), admitted=[a]), USAGE, [token("a")]
+        2.0, 2.0, batch_of((a, 0, 4, [0]), admitted=[a]), USAGE, [token("a")]
     )
     recorder.arrived(b)
     recorder.step(
         4.0,
-        5.0,
+        1.0,
         batch_of((a, 4, 1, [0]), (b, 0, 1, []), admitted=[b]),
         Usage(8, 2, 0, 6),
         [token("a")],
     )
     recorder.step(
         5.0,
-        9.0,
+        4.0,
         batch_of((a, 5, 1, [0]), (b, 1, 1, [0])),
         Usage(8, 2, 0, 6),
         [token("a", reason="length"), token("b")],
     )
     recorder.step(
-        9.0, 10.0, batch_of((b, 2, 1, [0])), USAGE, [token("b", 0, "stop")]
+        9.0, 1.0, batch_of((b, 2, 1, [0])), USAGE, [token("b", 0, "stop")]
     )
     report = recorder.report
     exactly(report.queueing, 1.0, 2.0)
@@ -245,7 +245,7 @@ def test_computed_tokens_are_those_of_every_entry():
         0, 1, batch_of((a, 0, 1, [0]), (b, 0, 3, [])), USAGE, [token("a")]
     )
     assert recorder.report.computed_tokens == 4
-    recorder.step(1, 2, batch_of((b, 0, 4, [0])), USAGE, [token("b")])
+    recorder.step(1, 1, batch_of((b, 0, 4, [0])), USAGE, [token("b")])
     assert recorder.report.computed_tokens == 8, "b's prompt was lost"
     assert recorder.report.output_tokens == 2
 
@@ -264,9 +264,9 @@ def test_a_good_request_keeps_both_limits(slo, good):
     recorder = Recorder(16, slo)
     recorder.arrived(a)
     step = batch_of((a, 0, 4, [0]))
-    recorder.step(1, 4, step, USAGE, [token("a")])
-    recorder.step(4, 5, step, USAGE, [token("a")])
-    recorder.step(5, 8, step, USAGE, [token("a", reason="length")])
+    recorder.step(1, 3, step, USAGE, [token("a")])
+    recorder.step(4, 1, step, USAGE, [token("a")])
+    recorder.step(5, 3, step, USAGE, [token("a", reason="length")])
     assert recorder.report.good == good
     assert recorder.report.goodput == good / 7
 
@@ -287,10 +287,10 @@ def test_gaps_are_between_tokens_of_one_sample():
     recorder.arrived(a)
     both = batch_of((a, 0, 4, [0, 1]))
     recorder.step(0, 2, both, USAGE, [token("a"), token("a", 1)])
-    recorder.step(2, 3, both, USAGE, [token("a")])
-    recorder.step(3, 7, both, USAGE, [token("a", 1, "stop")])
+    recorder.step(2, 1, both, USAGE, [token("a")])
+    recorder.step(3, 4, both, USAGE, [token("a", 1, "stop")])
     assert recorder.report.requests == 0, "a sample is left"
-    recorder.step(7, 8, both, USAGE, [token("a", 0, "length")])
+    recorder.step(7, 1, both, USAGE, [token("a", 0, "length")])
     report = recorder.report
     exactly(report.ttft, 2.0)
     exactly(report.inter_token, 1.0, 5.0, 5.0)
@@ -303,7 +303,7 @@ def test_a_failed_request_is_counted_once_and_not_as_finished():
     recorder = Recorder(16, SLO(9.0, 9.0))
     recorder.arrived(a)
     recorder.step(0, 1, batch_of((a, 0, 4, [0])), USAGE, [token("a")])
-    recorder.step(1, 2, batch_of((a, 4, 1, [0])), USAGE, [failure("a")])
+    recorder.step(1, 1, batch_of((a, 4, 1, [0])), USAGE, [failure("a")])
     report = recorder.report
     assert (report.failed, report.requests, report.good) == (1, 0, 0)
     assert (report.output_tokens, report.latency.count) == (1, 0)
@@ -321,7 +321,7 @@ def test_a_failure_of_several_samples_is_one_failed_request(finished_before):
         first[1] = token("a", 1, "stop")
         left = [0, 2]
     recorder.step(0, 1, step, USAGE, first)
-    recorder.step(1, 2, step, USAGE, [failure("a", i) for i in left])
+    recorder.step(1, 1, step, USAGE, [failure("a", i) for i in left])
     assert recorder.report.failed == 1
     assert recorder.report.requests == 0
     assert recorder.report.output_tokens == 3
@@ -380,7 +380,7 @@ def test_as_dict_has_the_figures_of_a_comparison():
         requests=2,
         output_tokens=6,
         batch_seconds=3.0,
-        slot_seconds=[5.0, 5.0, 5.0, 5.0],
+        slot_seconds=[2.0, 4.0, 6.0, 8.0],
         counts=Counts(preemptions=3, recomputed_tokens=11),
     )
     report.ttft = histogram([1.0] * 90 + [2.0] * 9 + [4.0])
@@ -388,7 +388,7 @@ def test_as_dict_has_the_figures_of_a_comparison():
     assert figures["requests"] == 2
     assert figures["throughput"] == 1.5
     assert figures["mean_batch"] == 1.5
-    assert figures["occupancy_percent"] == 25.0
+    assert figures["kv_occupancy"] == 10.0
     assert figures["preemptions_per_request"] == 1.5
     assert figures["recomputed_tokens"] == 11
     assert figures["ttft_p50"] == figures["ttft_p90"]
@@ -399,3 +399,18 @@ def test_as_dict_has_the_figures_of_a_comparison():
             assert f"{name}_p{percent}" in figures
     assert math.isnan(figures["latency_p50"])
     assert len(figures) == 6 + 3 * len(names)
+
+
+def test_a_rank_that_is_a_whole_number_is_not_rounded_up():
+    histogram = Histogram()
+    histogram.add(1.0, 161)
+    histogram.add(2.0, 839)
+    assert histogram.percentile(16.1) < 1.02
+    assert histogram.percentile(16.2) > 1.9
+
+
+def test_an_output_of_a_stranger_is_refused_by_name():
+    recorder = Recorder(16)
+    step = batch_of((Request("a", range(4), 1), 0, 4, [0]))
+    with pytest.raises(ValueError, match="'x' is not one of the replay's"):
+        recorder.step(0, 1, step, USAGE, [token("x")])

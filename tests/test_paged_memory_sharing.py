@@ -289,7 +289,7 @@ def test_bad_forks_are_refused_and_change_nothing():
     memory.swap_out(["out"])
     before = snapshot(memory)
     for error, message, arguments in (
-        (KeyError, "'x' is unknown", ("x", "y")),
+        (KeyError, "'x' is not in memory", ("x", "y")),
         (KeyError, "'out' is swapped out", ("out", "y")),
         (ValueError, "'b' is already in memory", ("a", "b")),
         (ValueError, "'a' is already in memory", ("a", "a")),
@@ -506,7 +506,11 @@ def test_swaps_of_the_wrong_requests_are_refused_and_change_nothing():
     memory.swap_out(["out"])
     before = snapshot(memory)
     for error, message, call in (
-        (KeyError, "'x' is unknown", lambda: memory.swap_out(["in", "x"])),
+        (
+            KeyError,
+            "'x' is not in memory",
+            lambda: memory.swap_out(["in", "x"]),
+        ),
         (KeyError, "'out' is swapped", lambda: memory.swap_out(["out"])),
         (KeyError, "'in' is not swapped", lambda: memory.swap_in(["in"])),
         (KeyError, "'x' is not", lambda: memory.swap_in(["out", "x"])),
@@ -700,3 +704,20 @@ def test_contents_survive_forks_swaps_and_copies_in_any_order():
         for name, count in walk.seen.items():
             seen[name] += count
     assert min(seen.values()) > 30, seen
+
+
+def test_a_group_comes_back_with_exactly_its_distinct_blocks():
+    memory = PagedMemory(BlockAllocator(4, 4), host_blocks=4)
+    memory.admit("a", 8)
+    memory.fork("a", "b")
+    memory.swap_out(["a", "b"])
+    memory.admit("other", 8)
+    assert len(memory.swap_in(["a", "b"])) == 2
+    assert memory.allocator.free_blocks == 0
+
+
+def test_growth_past_the_announced_end_is_still_token_states():
+    memory = PagedMemory(BlockAllocator(4, 4))
+    memory.admit("a", 2, 3)
+    memory.grow("a", 2)
+    assert memory.usage() == Usage(4, 0, 0, 12)

@@ -21,7 +21,7 @@ from llm_systems_cookbook.serving import (
     requests_from,
 )
 from llm_systems_cookbook.serving.scheduler import Counts
-from llm_systems_cookbook.workload import Workload
+from llm_systems_cookbook.workload import Workload, alpaca
 
 
 def make(clock=lambda batch: 1.0, num_blocks=16, **options):
@@ -429,3 +429,20 @@ def test_a_workload_goes_through_simulator_and_engine_alike():
         spans.append(seen)
     assert spans[0] == spans[1]
     assert len(spans[0]) > 9
+
+
+def test_a_duplicate_is_a_mistake_also_when_refused_ones_are_skipped():
+    twice = [Request("a", range(4), 3), Request("a", range(4), 3)]
+    with pytest.raises(ValueError, match="'a' is here already"):
+        replay(make(), twice, skip_refused=True)
+
+
+def test_a_short_step_counts_at_a_late_time():
+    driver = make(clock=lambda batch: 1e-9)
+    report = replay(driver, [Request("a", range(4), 3, arrival=1e9)])
+    assert report.busy_seconds == pytest.approx(3e-9)
+
+
+def test_a_vocabulary_of_nothing_is_refused_at_once():
+    with pytest.raises(ValueError, match="vocab_size must be >= 1"):
+        requests_from(alpaca(2, seed=0), vocab_size=0)

@@ -1023,3 +1023,80 @@ def check_batch(scheduler, batch, running):
     for entry in batch.entries:
         held = scheduler.memory.held(entry.sample.sequence_id)
         assert entry.end <= held, "what is computed has room"
+
+
+# --- Corners ---------------------------------------------------------------
+
+
+def test_the_oracle_is_told_the_true_length():
+    memory = ReservedMemory(32, 16, "oracle", FirstFitRegions)
+    scheduler = make(memory)
+    scheduler.add(Request("a", [1], 10, output_len=2))
+    scheduler.schedule()
+    assert 32 - memory.usage().external == 2
+
+
+def test_a_sample_that_has_finished_leaves_its_seat():
+    scheduler = make(paged(num_blocks=20), max_num_seqs=2)
+    scheduler.add(Request("a", range(4), 9, num_samples=2, stop_token_ids=[7]))
+    scheduler.add(request("b", 4, 2))
+    batch = scheduler.schedule()
+    scheduler.update(batch, [7, 0])
+    assert ids(scheduler.schedule().admitted) == ["b"]
+
+
+def test_a_preempted_group_needs_seats_for_its_live_samples_only():
+    scheduler = make(paged(num_blocks=8), max_num_seqs=3)
+    scheduler.add(request("x", 4, 20))
+    scheduler.add(
+        Request("a", range(8), 12, num_samples=2, stop_token_ids=[7])
+    )
+    scheduler.update(scheduler.schedule(), [0, 7, 0])
+    assert len(scheduler.state("a").live) == 1
+    while not scheduler.preempted:
+        step(scheduler)
+    assert drain(scheduler)[1]["a", 1] > 0
+
+
+def test_swapped_blocks_are_counted():
+    scheduler = make(paged(num_blocks=5, host_blocks=8), preemption="swap")
+    for name in "ab":
+        scheduler.add(request(name, 7, 9))
+    drain(scheduler)
+    assert (scheduler.counts.swaps, scheduler.counts.swapped_blocks) == (1, 2)
+
+
+def test_the_watermark_is_rounded_up():
+    """5 % of 84 slots are 4.2: two blocks of 4 stay free."""
+    scheduler = make(paged(num_blocks=21), watermark=0.05)
+    scheduler.add(request("a", 76, 2))
+    scheduler.add(request("b", 1, 2))
+    assert ids(scheduler.schedule().admitted) == ["a"]
+
+
+def test_a_lost_reference_is_noticed():
+    scheduler = make(paged())
+    scheduler.add(request("a"))
+    step(scheduler)
+    scheduler.memory.allocator.incref(0)
+    with pytest.raises(AssertionError, match="block 0 has 2 references"):
+        scheduler.assert_consistent()
+
+
+def test_too_much_room_is_noticed():
+    scheduler = make(paged())
+    scheduler.add(request("a", 4, 2))
+    step(scheduler)
+    scheduler.memory.grow(("a", 0), 3)
+    with pytest.raises(AssertionError, match="has room for 7 tokens"):
+        scheduler.assert_consistent()
+
+
+def test_pow2_refuses_what_it_could_never_reserve():
+    """2 tokens and 3 outputs, rounded up to 4, need 6 slots, not 5."""
+    memory = ReservedMemory(5, 100, "pow2", FirstFitRegions)
+    scheduler = make(memory)
+    with pytest.raises(ValueError, match="can never fit in 5 slots"):
+        scheduler.add(request("a", 2, 3))
+    scheduler.add(request("b", 1, 4))
+    assert drain(scheduler)[1] == {("b", 0): 4}

@@ -179,8 +179,13 @@ def test_batched_is_one_at_a_time(part: int):
 
 @pytest.mark.parametrize("part", range(8))
 def test_simulator_takes_the_engine_s_every_step(part: int):
+    """Most runs preempt; swaps, and swaps of samples, are among them."""
+    counts = []
     for seed in range(part, 160, 8):
-        assert_simulator_agrees(seed)
+        result = assert_simulator_agrees(seed)
+        counts.append(result.engine.scheduler.counts)
+    assert sum(c.preemptions > 0 for c in counts) >= ENOUGH * len(counts)
+    assert sum(c.swaps > 0 for c in counts) >= 3
 
 
 @pytest.mark.parametrize(

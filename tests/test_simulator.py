@@ -299,3 +299,17 @@ def test_with_preemption_two_rules_make_the_whole_difference(
         assert seen.finished == 60
         preemptions += seen.preemptions
     assert preemptions > 0
+
+
+def test_a_fit_is_the_nearest_of_all_clocks_without_negative_times():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        rows = rng.uniform(0, 9, size=(5, 3))
+        columns = np.column_stack([np.ones(5), rows[:, :2]])
+        clock = LinearClock.fit([StepTime(*row) for row in rows])
+        found = np.array(list(vars(clock).values()))
+        error = np.square(columns @ found - rows[:, 2]).sum()
+        for _ in range(50):
+            other = np.abs(found + rng.normal(0, 0.1, 3) * rng.integers(2))
+            near = np.square(columns @ other - rows[:, 2]).sum()
+            assert error <= near + 1e-9

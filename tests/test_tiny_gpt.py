@@ -475,3 +475,7 @@ def test_decode_refuses_ids_outside_the_vocabulary(bad):
         ByteTokenizer().decode([72, bad])
     with pytest.raises(TypeError):
         ByteTokenizer().decode([72.0])
+
+
+def test_the_last_byte_is_a_byte():
+    assert ByteTokenizer().decode([255]) == "\ufffd"

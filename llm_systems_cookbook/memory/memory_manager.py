@@ -164,17 +164,23 @@ class ReservedMemory:
     ) -> bool:
         """Tell whether a request of this final length will fit, if alone.
 
-        How much `pow2` rounds up depends on the prompt: the least favourable
-        one, a single token, decides. Samples share nothing here: each takes
-        a region of its own.
+        Samples share nothing here: each takes a region of its own.
+
+        Args:
+            num_tokens: tokens of each sample at its end, at least 1.
+            samples: sequences of the request, at least 1.
+            shared_tokens: its prompt. How much `pow2` rounds up depends on
+                it; without it, the least favourable prompt decides.
         """
         num_tokens, samples = require_at_least(
             1, num_tokens=num_tokens, samples=samples
         )
-        require_at_least(0, shared_tokens=shared_tokens)
+        (prompt,) = require_at_least(0, shared_tokens=shared_tokens)
         if num_tokens > self.max_tokens:
             return False
-        size = self._size(1, num_tokens)
+        if prompt == 0:
+            prompt = _least_favourable_prompt(num_tokens)
+        size = self._size(min(prompt, num_tokens), num_tokens)
         if samples == 1:
             return self.regions.ever_fits(size)
         empty = type(self.regions)(self.capacity)
@@ -307,6 +313,17 @@ class ReservedMemory:
             internal += region.size - max(final, region.held)
         held = token_states + reserved + internal
         return Usage(token_states, reserved, internal, self.capacity - held)
+
+
+def _least_favourable_prompt(num_tokens: int) -> int:
+    """Return the prompt whose output, up to this length, `pow2` rounds most.
+
+    An output of one more than a power of two is rounded up to the next.
+    """
+    if num_tokens == 1:
+        return 1
+    output = round_up_to_power_of_two(num_tokens) // 2 + 1
+    return num_tokens - output + 1
 
 
 class PagedMemory:

@@ -164,6 +164,7 @@ class Engine:
         self._known: set[Hashable] = set()
         self._first_free = 0  # a number that is no request's id
         self._moves: deque[tuple[Move, list[BlockCopy]]] = deque()
+        self._is_stepping = False
 
     def _chosen(self, backend: str | Backend) -> Backend | None:
         """Return what attends through block tables; None for a region."""
@@ -294,6 +295,8 @@ class Engine:
                 f"generate returns one sample each, not "
                 f"{options['num_samples']}: use add_request"
             )
+        stops = tuple(options.get("stop_token_ids", ()))
+        options["stop_token_ids"] = stops  # an iterator ends with the first
         prompts = list(prompts)
         names = self._new_ids(len(prompts))
         requests = [
@@ -332,7 +335,20 @@ class Engine:
         whose fault it is: that request ends with the reason "error", the
         others go on. So does a request whose logits are NaN. After an
         interrupt the step is simply done again.
+
+        Raises:
+            RuntimeError: called from within a step, by `on_batch` or by the
+                model; or see `Scheduler.schedule`.
         """
+        if self._is_stepping:
+            raise RuntimeError("a step is running already")
+        self._is_stepping = True
+        try:
+            return self._step()
+        finally:
+            self._is_stepping = False
+
+    def _step(self) -> list[TokenOutput]:
         began = self.clock()
         batch = self.scheduler.schedule()
         self._plan_moves(batch)
@@ -585,6 +601,11 @@ def _require_same_sizes(
     kv_cache: PagedKVCache | ContiguousKVCache,
 ) -> None:
     memory = scheduler.memory
+    if isinstance(kv_cache, ContiguousKVCache) and memory.shares_blocks:
+        raise ValueError(
+            "a ContiguousKVCache needs memory that reserves regions, got "
+            f"{type(memory).__name__}"
+        )
     num_blocks, kv_heads, block_size, head_dim = kv_cache.keys[0].shape
     host = getattr(memory, "host", None)
     for name, wanted, got in (

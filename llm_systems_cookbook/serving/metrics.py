@@ -62,7 +62,7 @@ class Histogram:
             raise ValueError(f"percent must be in [0, 100], got {percent}")
         if self.count == 0:
             return math.nan
-        # Rounded, as 7 per cent of 100 are 7, and not a little more.
+        # Rounded: 16.1 per cent of 1,000 are 161, and not a little more.
         rank = max(1, math.ceil(round(percent * self.count / 100, 6)))
         seen = 0
         for number in sorted(self._bins):
@@ -238,7 +238,7 @@ class Recorder:
     def step(
         self,
         began: float,
-        ended: float,
+        seconds: float,
         batch: Batch,
         usage: Usage,
         outputs: list[TokenOutput],
@@ -247,12 +247,12 @@ class Recorder:
 
         Args:
             began: when it began, on the clock of the arrivals.
-            ended: when its tokens were there.
+            seconds: how long it took.
             batch: what it computed.
             usage: of the memory, while it was computed.
             outputs: what it produced.
         """
-        report, seconds = self.report, ended - began
+        report, ended = self.report, began + seconds
         report.steps += 1
         report.seconds += seconds
         report.busy_seconds += seconds
@@ -271,7 +271,11 @@ class Recorder:
     def _output(
         self, output: TokenOutput, now: float, gaps: Counter[float]
     ) -> None:
-        known = self._open[output.request_id]
+        known = self._open.get(output.request_id)
+        if known is None:
+            raise ValueError(
+                f"request {output.request_id!r} is not one of the replay's"
+            )
         if output.token_id is not None:
             self.report.output_tokens += 1
             last = known.last.get(output.sample)

@@ -160,7 +160,9 @@ class _Replay:
         outputs = self.driver.step()
         began, batch = self.now, self.driver.last_batch
         self.now += self.driver.step_seconds
-        self.recorder.step(began, self.now, batch, self.usage, outputs)
+        self.recorder.step(
+            began, self.driver.step_seconds, batch, self.usage, outputs
+        )
         if self.on_step is not None:
             self.on_step(self.now, batch, self.usage, outputs)
 
@@ -172,7 +174,7 @@ def requests_from(
     vocab_size: int | None = None,
     seed: int = 0,
 ) -> Iterator[Request]:
-    """Yield a workload's requests, with its lengths and arrivals.
+    """Return a workload's requests, one by one, with lengths and arrivals.
 
     Args:
         workload: arrivals in seconds, input and output lengths.
@@ -186,7 +188,16 @@ def requests_from(
         ValueError: vocab_size below 1, or an output above max_new_tokens.
     """
     if vocab_size is not None:
-        require_at_least(1, vocab_size=vocab_size)
+        (vocab_size,) = require_at_least(1, vocab_size=vocab_size)
+    return _requests(workload, max_new_tokens, vocab_size, seed)
+
+
+def _requests(
+    workload: Workload,
+    max_new_tokens: int | None,
+    vocab_size: int | None,
+    seed: int,
+) -> Iterator[Request]:
     rng = random.Random(seed)
     columns = workload.arrival_s, workload.input_len, workload.output_len
     for i, (arrival, prompt, output) in enumerate(zip(*columns, strict=True)):

@@ -1,7 +1,9 @@
 """The scheduler without a model: a clock says how long a step takes."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -76,25 +78,30 @@ class LinearClock:
     def fit(cls, steps: Iterable[StepTime]) -> "LinearClock":
         """Return the clock nearest to measured steps (least squares).
 
-        No time is negative: what would be is 0, and the rest fitted anew.
+        No time is negative: of all ways to set some to 0, the nearest with
+        no negative one is taken.
 
         Raises:
-            ValueError: fewer than three steps.
+            ValueError: fewer than three steps, or steps that took no time.
         """
         rows = np.array(list(steps), dtype=np.float64)
         if len(rows) < 3:
             raise ValueError(f"needs at least 3 steps, got {len(rows)}")
         columns = np.column_stack([np.ones(len(rows)), rows[:, :2]])
-        times = np.zeros(3)
-        used = [0, 1, 2]
-        while used:
+        best, times = math.inf, np.zeros(3)
+        for used in _subsets(3):
             fitted, *_ = np.linalg.lstsq(columns[:, used], rows[:, 2])
-            times[:] = 0
-            times[used] = fitted
-            if fitted.min() >= 0:
-                break
-            used.remove(used[int(fitted.argmin())])
+            error = np.square(columns[:, used] @ fitted - rows[:, 2]).sum()
+            if fitted.min() >= 0 and error < best:
+                best, times = error, np.zeros(3)
+                times[used] = fitted
         return cls(*times.tolist())
+
+
+def _subsets(n: int) -> Iterator[list[int]]:
+    """Yield the subsets of the first n numbers, all but the empty one."""
+    for size in range(n, 0, -1):
+        yield from map(list, combinations(range(n), size))
 
 
 class Simulator:
