@@ -1339,4 +1339,28 @@ FAULTS = [
         "",
         "a_full_host_falls_back_to_recomputing",
     ),
+    Fault(
+        "copies of shared tails not made",
+        "10_paging_for_free",
+        ENGINE,
+        "self._moves.append((self.kv_cache.copy_blocks, batch.copies))",
+        "pass",
+        "every_way_generates_the_same_tokens",
+    ),
+    Fault(
+        "table lacks the partly filled block",
+        "10_paging_for_free",
+        ENGINE,
+        "counts = [-(-length // size) for length in inputs.seq_lens]",
+        "counts = [max(1, length // size) for length in inputs.seq_lens]",
+        "every_way_generates_the_same_tokens",
+    ),
+    Fault(
+        "length without the step's token",
+        "10_paging_for_free",
+        ENGINE,
+        "            [entry.end for entry in entries],\n",
+        "            [max(1, entry.start) for entry in entries],\n",
+        "every_way_generates_the_same_tokens",
+    ),
 ]

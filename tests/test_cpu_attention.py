@@ -371,3 +371,31 @@ def python(code, *arguments):
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+def test_a_shared_plan_changes_nothing_and_is_made_once(mode, monkeypatch):
+    """Two layers: other queries and caches, the same tables and lengths."""
+    made = []
+    tiles_of = cpu._query_tiles
+
+    def counted(inputs):
+        made.append(inputs)
+        return tiles_of(inputs)
+
+    monkeypatch.setattr(cpu, "_query_tiles", counted)
+    first = inputs_of(Case(mode=mode, lengths="around", group=2))
+    second = replace(
+        first,
+        query=first.query.flip(0),
+        key_cache=first.key_cache.flip(0),
+        value_cache=first.value_cache.flip(0),
+    )
+    alone = [cpu.cpu_attention(i, poisoned_output(i)) for i in (first, second)]
+    assert len(made) == 2
+    plan = {}
+    for inputs, expected in zip((first, second), alone, strict=True):
+        planned = replace(inputs, plan=plan)
+        out = cpu.cpu_attention(planned, poisoned_output(inputs))
+        assert torch.equal(out, expected)
+    assert len(made) == 3

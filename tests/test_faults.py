@@ -35,7 +35,8 @@ def faulty_package(fault: Fault, folder: Path) -> None:
     shutil.copytree(
         ROOT / package,
         folder / package,
-        ignore=shutil.ignore_patterns("__pycache__"),
+        # What numba has compiled comes along: compiling it again is slow.
+        ignore=shutil.ignore_patterns("*.pyc"),
     )
     module = folder / package / fault.module
     text = module.read_text()

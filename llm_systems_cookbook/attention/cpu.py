@@ -53,26 +53,25 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
         out. A block id outside the pool, or a position beyond the table,
         makes the rows that see it NaN.
     """
-    tiles = _query_tiles(inputs)
     exact = torch.float64 if out.dtype == torch.float64 else torch.float32
+    plan = _plan(inputs, exact)
     in_place = out.dtype == exact and out.is_contiguous()
     result = out if in_place else torch.empty(out.shape, dtype=exact)
     # The rows of empty sequences stay 0. Not `zero_`: threads that torch
     # wakes for it go on spinning, and numba's would wait for their cores.
     result.numpy().fill(0)
-    if len(tiles.row) > 0:
-        _run(inputs, tiles, exact, result)
+    if len(plan.tiles.row) > 0:
+        _run(inputs, plan, exact, result)
     return out if in_place else out.copy_(result)
 
 
 def _run(
     inputs: AttentionInputs,
-    tiles: "Tiles",
+    plan: "Plan",
     exact: torch.dtype,
     result: Tensor,
 ) -> None:
-    pieces = _pieces(tiles, inputs.num_kv_heads)
-    threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS)
+    tiles, pieces = plan.tiles, plan.pieces
     rows = int(tiles.rows.max()) * inputs.group
     dtype = np.float64 if exact == torch.float64 else np.float32
     partial = Partial(
@@ -81,21 +80,20 @@ def _run(
         np.zeros((len(pieces.head), rows, inputs.head_dim_v), dtype),
     )
     query = inputs.query.detach().to(exact).contiguous().numpy()
-    scoring = _scoring(inputs, dtype)
     before = get_num_threads()
-    set_num_threads(threads)
+    set_num_threads(plan.threads)
     try:
         _attend_pieces(
             query,
             _cache(inputs.key_cache, exact),
             _cache(inputs.value_cache, exact),
-            inputs.block_tables.long().contiguous().numpy(),
-            scoring,
+            plan.tables,
+            plan.scoring,
             pieces,
-            _shares(pieces, threads),
+            plan.shares,
             partial,
         )
-        _combine(tiles, scoring, partial, result.numpy())
+        _combine(tiles, plan.scoring, partial, result.numpy())
     finally:
         set_num_threads(before)
 
@@ -140,6 +138,17 @@ class Pieces(NamedTuple):
     low: np.ndarray
     end: np.ndarray
     head: np.ndarray
+
+
+class Plan(NamedTuple):
+    """What follows from tables, lengths and options, not from numbers."""
+
+    tiles: Tiles
+    pieces: Pieces
+    tables: np.ndarray
+    threads: int
+    shares: np.ndarray
+    scoring: "Scoring"
 
 
 class Scoring(NamedTuple):
@@ -770,6 +779,29 @@ def _exp32(x: float) -> float:
 # --- Planning ---------------------------------------------------------------
 
 
+def _plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
+    """Return the plan; the layers of a step share one."""
+    if inputs.plan is None:
+        return _new_plan(inputs, exact)
+    if "cpu" not in inputs.plan:
+        inputs.plan["cpu"] = _new_plan(inputs, exact)
+    return inputs.plan["cpu"]
+
+
+def _new_plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
+    tiles = _query_tiles(inputs)
+    pieces = _pieces(tiles, inputs.num_kv_heads)
+    threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS)
+    return Plan(
+        tiles,
+        pieces,
+        inputs.block_tables.long().contiguous().numpy(),
+        threads,
+        _shares(pieces, threads),
+        _scoring(inputs, np.float64 if exact == torch.float64 else np.float32),
+    )
+
+
 def _query_tiles(inputs: AttentionInputs) -> Tiles:
     length = inputs.seq_lens.numpy().astype(np.int64)
     start, stop = _row_ranges(inputs)
@@ -824,6 +856,8 @@ def _pieces(tiles: Tiles, kv_heads: int) -> Pieces:
 def _shares(pieces: Pieces, threads: int) -> np.ndarray:
     """Return where to cut the pieces so that all threads have equal work."""
     work = ((pieces.end - pieces.low) * pieces.rows).cumsum()
+    if len(work) == 0:
+        return np.zeros(threads + 1, dtype=np.int64)
     wanted = work[-1] * np.arange(1, threads) / threads
     cuts = np.searchsorted(work, wanted)
     return np.array([0, *cuts, len(work)])

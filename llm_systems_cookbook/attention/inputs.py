@@ -8,6 +8,7 @@ same error on each.
 import math
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,9 @@ class AttentionInputs:
         k_scale: [num_kv_heads] float32, a key is its stored value times it,
             or None for 1.
         v_scale: [num_kv_heads] float32, the same for values.
+        plan: where a backend keeps what it has worked out from the tables,
+            the lengths and the options, for a caller that attends with the
+            same ones again: the layers of a step. None keeps nothing.
     """
 
     query: Tensor
@@ -56,6 +60,7 @@ class AttentionInputs:
     sinks: Tensor | None
     k_scale: Tensor | None
     v_scale: Tensor | None
+    plan: dict[str, Any] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -137,8 +142,11 @@ def checked_inputs(
     k_scale: Tensor | float | None = None,
     v_scale: Tensor | float | None = None,
     validate: bool = True,
+    plan: dict[str, Any] | None = None,
 ) -> AttentionInputs:
     """Return the arguments of `paged_attention` as a backend takes them.
+
+    `plan` is shared by calls that differ in query and caches alone.
 
     Raises:
         ValueError: see `paged_attention`.
@@ -160,6 +168,7 @@ def checked_inputs(
         sinks=_per_head("sinks", sinks, heads, query),
         k_scale=cache_scale("k_scale", k_scale, kv_heads, query),
         v_scale=cache_scale("v_scale", v_scale, kv_heads, query),
+        plan=plan,
     )
     if validate:
         _check_values(inputs)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -524,6 +524,7 @@ class Engine:
         tables = self._block_tables(inputs)
         seq_lens = self._tensor(inputs.seq_lens)
         starts = self._query_start_loc(inputs.query_lens)
+        plan: dict[str, Any] = {}  # worked out in the first layer
 
         def attention(
             layer: int, query: Tensor, key: Tensor, value: Tensor
@@ -538,6 +539,7 @@ class Engine:
                 seq_lens,
                 query_start_loc=starts,
                 validate=False,
+                plan=plan,
             )
             return backend(checked, checked.output())
 
