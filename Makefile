@@ -39,9 +39,11 @@ run: $(STAMP)
 
 # Notebooks come first: they are the longest, and worksteal shares the rest.
 # Their results go to build/, so a test run never replaces your figures. Each
-# worker has one thread: two that share two cores would wait for each other.
+# worker has one thread, and threads that wait sleep: on two cores that several
+# processes share, spinning ones would keep the others from their work.
 test: $(STAMP)
 	COOKBOOK_RESULTS="$(CURDIR)/build/test-results" OMP_NUM_THREADS=1 \
+	OMP_WAIT_POLICY=PASSIVE \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
 		--nbmake --nbmake-timeout=120 notebooks tests
 

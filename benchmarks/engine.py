@@ -8,8 +8,8 @@ the numba kernel, and the same kernel with one block per request. Then the same
 requests, all at once, on equal memory: reserve-max against paged. They come
 from two loads: ShareGPT as the paper describes it, every length an eighth; and
 short requests ("book"), prompts of 32 to 96 and outputs of 16 to 48 tokens, in
-which both engines spend much of their time on the same prefill. Each round gives every
-engine its turn; a figure is the median of the rounds' ratios.
+which both engines spend much of their time on the same prefill. Each round
+gives every engine its turn; a figure is the median of the rounds' ratios.
 """
 
 import random
