@@ -291,7 +291,7 @@ FAULTS = [
         "03_block_tables",
         TABLE,
         "            _owners(allocator, block_id, listed)",
-        "pass",
+        "            pass",
         "its_refused_free_changes_nothing",
     ),
     # --- notebook 04 ---
@@ -548,8 +548,8 @@ FAULTS = [
         "paged release leaks",
         "05_memory_waste",
         MANAGER,
-        "self.table(request_id).free(self.allocator)",
-        "self.table(request_id)",
+        "self._leave(self._tables.pop(request_id))",
+        "self._tables.pop(request_id)",
         "loop_does_what_the_pencil_does",
     ),
     Fault(
