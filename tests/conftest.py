@@ -1,6 +1,7 @@
 """What every test shares: no window, no clock, no results in the checkout."""
 
 import os
+from collections.abc import Iterator
 
 import matplotlib
 import pytest
@@ -31,3 +32,12 @@ def no_results_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test choose its own: `make test` sets one for notebooks."""
     monkeypatch.delenv("COOKBOOK_RESULTS", raising=False)
     monkeypatch.delenv("COOKBOOK_STRICT", raising=False)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: for tensors so small that more would wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -548,8 +548,9 @@ FAULTS = [
         "paged release leaks",
         "05_memory_waste",
         MANAGER,
-        "self._leave(self._tables.pop(request_id))",
-        "self._tables.pop(request_id)",
+        """            self._leave(table)
+        del self._finals""",
+        "        del self._finals",
         "loop_does_what_the_pencil_does",
     ),
     Fault(

@@ -33,14 +33,7 @@ from llm_systems_cookbook.serving import Engine, Request, Scheduler
 from llm_systems_cookbook.serving.request import Status, TokenOutput
 from llm_systems_cookbook.serving.scheduler import Counts
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """These matrices are too small to share the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 VOCAB = CONFIG.vocab_size

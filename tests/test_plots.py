@@ -225,10 +225,11 @@ def test_text_on_every_fill_has_a_contrast_of_four_and_a_half():
         assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 4.5, fill
 
 
-def test_import_neither_loads_torch_nor_picks_a_backend():
+@pytest.mark.parametrize("module", ["plots", "plots_serving", "plots_look"])
+def test_each_module_imports_alone_without_torch_or_a_backend(module):
     code = (
         "import sys, matplotlib as m; m.use('template');"
-        "from llm_systems_cookbook import plots;"
+        f"import llm_systems_cookbook.{module};"
         "print('torch' in sys.modules, m.get_backend())"
     )
     result = subprocess.run(

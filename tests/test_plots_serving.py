@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -191,22 +189,6 @@ def test_rcparams_and_backend_are_left_alone(draw):
         draw()
         assert dict(mpl.rcParams) == before
     assert mpl.get_backend().lower() == "svg"
-
-
-@pytest.mark.parametrize("module", ["plots", "plots_serving", "plots_look"])
-def test_each_module_imports_alone_without_torch_or_a_backend(module):
-    code = (
-        "import sys, matplotlib as m; m.use('template');"
-        f"import llm_systems_cookbook.{module};"
-        "print('torch' in sys.modules, m.get_backend())"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.split() == ["False", "template"]
 
 
 def test_every_orange_area_is_hatched():

@@ -6,7 +6,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 from serving_cases import Setup, small_model
 
 from llm_systems_cookbook.memory import BlockAllocator, PagedMemory, Usage
@@ -276,15 +275,6 @@ def test_memory_does_not_grow_with_the_number_of_requests():
 
 
 # --- An engine -------------------------------------------------------------
-
-
-@pytest.fixture
-def one_thread():
-    """These matrices are too small to share the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Broken:

@@ -6,22 +6,14 @@ the list names must fail on the copy; all checks pass on the package.
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from serving_checks import CHECKS
 from serving_faults import FAULTS, OF_NOTEBOOKS, Fault
 from test_faults import faulty_package, package_from
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -6,7 +6,6 @@ must give the same tokens and the same reasons, greedy and sampled. The model
 is float64: see serving_cases.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -32,13 +31,7 @@ BLOCK_SIZE = 4
 ENOUGH = 0.8
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread: the tensors are tiny."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def seeds_of(part: int) -> range:

@@ -419,7 +419,7 @@ def gather_loop_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     starts = inputs.query_start_loc
     if starts is None:
         starts = torch.arange(inputs.num_seqs + 1)
-    rows = [0, *starts.tolist()[1:]]
+    rows = starts.tolist()
     out.zero_()
     for i, length in enumerate(inputs.seq_lens.tolist()):
         query = inputs.query[rows[i] : rows[i + 1]]

@@ -478,8 +478,7 @@ class PagedMemory:
                 f"request {request_id!r} has a copy to make: take_copies first"
             )
         self._require_new(new_id)
-        if new_id in self._tables:
-            raise ValueError(f"request {new_id!r} is already in memory")
+        _require_unknown(self._tables, new_id)
         self._tables[new_id] = fork_sequence(parent, self.allocator)
         self._finals[new_id] = self._finals[request_id]
 
@@ -492,8 +491,9 @@ class PagedMemory:
         if request_id in self._host_tables:
             self._host_tables.pop(request_id).free(self.host)
         else:
-            self.table(request_id)  # for its error
-            self._leave(self._tables.pop(request_id))
+            table = self.table(request_id)
+            del self._tables[request_id]
+            self._leave(table)
         del self._finals[request_id]
 
     def swap_out(
@@ -579,7 +579,7 @@ class PagedMemory:
             return table
         if request_id in self._host_tables:
             raise KeyError(f"request {request_id!r} is swapped out")
-        raise KeyError(f"request {request_id!r} is not in memory")
+        return _get(self._tables, request_id)  # for its error
 
     def held(self, request_id: Hashable) -> int:
         """Return for how many tokens a request has room.
@@ -694,14 +694,20 @@ def _check_new(
     final_tokens: int | None,
 ) -> tuple[int, int | None]:
     """Return the lengths as integers; refuse an id in use, a wrong order."""
-    if request_id in known:
-        raise ValueError(f"request {request_id!r} is already in memory")
+    _require_unknown(known, request_id)
     (num_tokens,) = require_at_least(1, num_tokens=num_tokens)
     if final_tokens is not None:
         (final_tokens,) = require_at_least(
             num_tokens, final_tokens=final_tokens
         )
     return num_tokens, final_tokens
+
+
+def _require_unknown(
+    known: Mapping[Hashable, object], request_id: Hashable
+) -> None:
+    if request_id in known:
+        raise ValueError(f"request {request_id!r} is already in memory")
 
 
 def _get(known: Mapping[Hashable, T], request_id: Hashable) -> T:

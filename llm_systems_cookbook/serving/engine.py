@@ -224,13 +224,17 @@ class Engine:
         Raises:
             ValueError: see `add_request`.
         """
-        self._require_admissible(request)
+        self._require_suitable(request)
+        self._queue(request)
+
+    def _queue(self, request: Request) -> None:
         self.scheduler.add(request)
         self._known.add(request.request_id)
         while self._first_free in self._known:
             self._first_free += 1
 
-    def _require_admissible(self, request: Request) -> None:
+    def _require_suitable(self, request: Request) -> None:
+        """Refuse what is not for this engine or its model."""
         name = request.request_id
         if name in self._known:
             raise ValueError(f"request {name!r} was used before")
@@ -241,7 +245,6 @@ class Engine:
                 f"and {request.max_new_tokens} new ones do not fit in the "
                 f"model's context of {self.model.max_context}"
             )
-        self.scheduler.require_admissible(request)
 
     def _require_in_vocabulary(self, request: Request) -> None:
         for name in ("prompt_token_ids", "stop_token_ids"):
@@ -304,9 +307,10 @@ class Engine:
             for name, prompt in zip(names, prompts, strict=True)
         ]
         for request in requests:
-            self._require_admissible(request)
+            self._require_suitable(request)
+            self.scheduler.require_admissible(request)
         for request in requests:
-            self.add(request)
+            self._queue(request)
         texts: dict[Hashable, list[int]] = {name: [] for name in names}
         try:
             self._drain(texts)

@@ -429,10 +429,10 @@ class Scheduler:
         size = self.memory.block_size
         blocks = 0
         for sample in state.live:
-            shared = sample.num_computed
+            covered = sample.num_computed
             if not state.forked:
-                shared = state.request.num_prompt_tokens
-            blocks += math.ceil(sample.num_tokens / size) - shared // size
+                covered = state.request.num_prompt_tokens
+            blocks += math.ceil(sample.num_tokens / size) - covered // size
         return blocks * size
 
     def _keep_free(self, growth: int = 0) -> int:
