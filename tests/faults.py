@@ -26,6 +26,7 @@ REQUEST = "serving/request.py"
 SCHEDULER = "serving/scheduler.py"
 ENGINE = "serving/engine.py"
 SIMULATOR = "serving/simulator.py"
+SAMPLING = "serving/sampling.py"
 METRICS = "serving/metrics.py"
 
 FAULTS = [
@@ -1339,6 +1340,14 @@ FAULTS = [
 """,
         "",
         "a_full_host_falls_back_to_recomputing",
+    ),
+    Fault(
+        "samples of a request share their randomness",
+        "09_paged_engine",
+        SAMPLING,
+        "[request.seed, sample, position]",
+        "[request.seed, position]",
+        "samples_of_a_request_go_their_own_ways",
     ),
     Fault(
         "copies of shared tails not made",

@@ -399,3 +399,15 @@ def test_a_shared_plan_changes_nothing_and_is_made_once(mode, monkeypatch):
         out = cpu.cpu_attention(planned, poisoned_output(inputs))
         assert torch.equal(out, expected)
     assert len(made) == 3
+
+
+def test_a_plan_of_another_step_is_refused():
+    """Its rows would be written outside of the output."""
+    plan = {}
+    many = replace(inputs_of(Case(lengths="many")), plan=plan)
+    few = replace(inputs_of(Case(lengths="around")), plan=plan)
+    cpu.cpu_attention(many, poisoned_output(many))
+    out = poisoned_output(few)
+    with pytest.raises(ValueError, match="the plan is for"):
+        cpu.cpu_attention(few, out)
+    assert out.isnan().all()

@@ -143,6 +143,7 @@ class Pieces(NamedTuple):
 class Plan(NamedTuple):
     """What follows from tables, lengths and options, not from numbers."""
 
+    shape: tuple[int, int, int]
     tiles: Tiles
     pieces: Pieces
     tables: np.ndarray
@@ -785,7 +786,18 @@ def _plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
         return _new_plan(inputs, exact)
     if "cpu" not in inputs.plan:
         inputs.plan["cpu"] = _new_plan(inputs, exact)
-    return inputs.plan["cpu"]
+    plan = inputs.plan["cpu"]
+    # Rows of another step would be written outside of this one's output.
+    if plan.shape != _shape_of(inputs):
+        raise ValueError(
+            f"the plan is for [rows, sequences, blocks] {plan.shape}, "
+            f"got {_shape_of(inputs)}"
+        )
+    return plan
+
+
+def _shape_of(inputs: AttentionInputs) -> tuple[int, int, int]:
+    return inputs.num_tokens, *inputs.block_tables.shape
 
 
 def _new_plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
@@ -793,6 +805,7 @@ def _new_plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
     pieces = _pieces(tiles, inputs.num_kv_heads)
     threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS)
     return Plan(
+        _shape_of(inputs),
         tiles,
         pieces,
         inputs.block_tables.long().contiguous().numpy(),
