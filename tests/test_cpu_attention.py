@@ -281,11 +281,12 @@ def test_many_short_sequences_and_few_long_ones():
 
 def test_threads_get_equal_shares_of_uneven_sequences():
     inputs = checked_inputs(**decode(LENGTHS))
-    pieces = cpu._pieces(cpu._query_tiles(inputs), inputs.num_kv_heads)
-    work = (pieces.end - pieces.low) * pieces.rows
+    tiles = cpu._query_tiles(inputs)
+    pieces = cpu._pieces(tiles, inputs.num_kv_heads)
+    work = pieces["end"] - pieces["low"]
     assert work.sum() == sum(LENGTHS) * inputs.num_kv_heads
     for threads in (1, 2, 3, 8):
-        cuts = cpu._shares(pieces, threads)
+        cuts = cpu._shares(tiles, pieces, threads)
         assert cuts[0] == 0
         assert cuts[-1] == len(work)
         shares = [work[a:b].sum() for a, b in pairwise(cuts)]

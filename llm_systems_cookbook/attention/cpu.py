@@ -57,99 +57,64 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     plan = _plan(inputs, exact)
     in_place = out.dtype == exact and out.is_contiguous()
     result = out if in_place else torch.empty(out.shape, dtype=exact)
-    # The rows of empty sequences stay 0. Not `zero_`: threads that torch
-    # wakes for it go on spinning, and numba's would wait for their cores.
-    result.numpy().fill(0)
-    if len(plan.tiles.row) > 0:
-        _run(inputs, plan, exact, result)
-    return out if in_place else out.copy_(result)
-
-
-def _run(
-    inputs: AttentionInputs,
-    plan: "Plan",
-    exact: torch.dtype,
-    result: Tensor,
-) -> None:
-    tiles, pieces = plan.tiles, plan.pieces
-    rows = int(tiles.rows.max()) * inputs.group
-    dtype = np.float64 if exact == torch.float64 else np.float32
-    partial = Partial(
-        np.full((len(pieces.head), rows), -np.inf, dtype),
-        np.zeros((len(pieces.head), rows), dtype),
-        np.zeros((len(pieces.head), rows, inputs.head_dim_v), dtype),
-    )
-    query = inputs.query.detach().to(exact).contiguous().numpy()
     before = get_num_threads()
-    set_num_threads(plan.threads)
+    if plan.threads != before:
+        set_num_threads(plan.threads)
     try:
-        _attend_pieces(
-            query,
+        _attend_all(
+            inputs.query.detach().to(exact).contiguous().numpy(),
             _cache(inputs.key_cache, exact),
             _cache(inputs.value_cache, exact),
             plan.tables,
             plan.scoring,
-            pieces,
+            plan.tiles,
+            plan.pieces,
             plan.shares,
-            partial,
+            result.numpy(),
         )
-        _combine(tiles, plan.scoring, partial, result.numpy())
     finally:
-        set_num_threads(before)
+        if plan.threads != before:
+            set_num_threads(before)
+    return out if in_place else out.copy_(result)
 
 
 # --- What the kernel is given ------------------------------------------------
 
 
-class Tiles(NamedTuple):
-    """Neighbouring query rows of one sequence; int64 [num_tiles] each.
-
-    Attributes:
-        seq: which sequence.
-        row: first row of the query.
-        rows: how many.
-        position: of the first row, in its sequence.
-        length: of the sequence.
-        low: first position that any of the rows sees.
-        end: past the last such position.
-        splits: into how many pieces [low, end) is cut, for each KV head.
-        first: the first of them.
-    """
-
-    seq: np.ndarray
-    row: np.ndarray
-    rows: np.ndarray
-    position: np.ndarray
-    length: np.ndarray
-    low: np.ndarray
-    end: np.ndarray
-    splits: np.ndarray
-    first: np.ndarray
+def _fields(*names: str) -> np.dtype:
+    return np.dtype([(name, np.int64) for name in names])
 
 
-class Pieces(NamedTuple):
-    """A tile's range of positions for one KV head; int64 [num_pieces]."""
-
-    seq: np.ndarray
-    row: np.ndarray
-    rows: np.ndarray
-    position: np.ndarray
-    length: np.ndarray
-    low: np.ndarray
-    end: np.ndarray
-    head: np.ndarray
+# Neighbouring query rows of one sequence.
+QUERY_TILE = _fields(
+    "seq",  # which sequence
+    "row",  # first row of the query
+    "rows",  # how many
+    "position",  # of the first row, in its sequence
+    "length",  # of the sequence
+    "low",  # first position that any of the rows sees
+    "end",  # past the last such position
+    "splits",  # into how many pieces [low, end) is cut, for each KV head
+    "first",  # the first of them
+)
+# A range of a tile's positions, for one KV head.
+PIECE = _fields("tile", "head", "low", "end")
 
 
 class Plan(NamedTuple):
     """What follows from tables, lengths and options, not from numbers."""
 
     shape: tuple[int, int, int]
-    tiles: Tiles
-    pieces: Pieces
-    tables: np.ndarray
-    threads: int
-    shares: np.ndarray
+    tables: np.ndarray  # [num_seqs, max_blocks] int64
     scoring: "Scoring"
+    tiles: np.ndarray  # of QUERY_TILE
+    pieces: np.ndarray  # of PIECE
+    shares: np.ndarray  # [threads + 1] int64, where each thread's begin
+
+    @property
+    def threads(self) -> int:
+        """How many threads work."""
+        return len(self.shares) - 1
 
 
 class Scoring(NamedTuple):
@@ -178,12 +143,10 @@ class Cache(NamedTuple):
     table: np.ndarray  # [256] float32, what an 8-bit number stands for
 
 
-class Partial(NamedTuple):
-    """What the pieces leave behind."""
-
-    peaks: np.ndarray  # [num_pieces, rows * group]
-    totals: np.ndarray  # the same
-    sums: np.ndarray  # [num_pieces, rows * group, head_dim_v]
+# What the pieces leave behind: the largest score and the total of the weights,
+# both [num_pieces, rows * group], and the weighted sums of values,
+# [num_pieces, rows * group, head_dim_v].
+Partial = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 # --- The kernel -------------------------------------------------------------
@@ -216,20 +179,75 @@ REORDER = {"reassoc", "contract", "nsz"}
 
 
 @_compiled(parallel=True)
-def _attend_pieces(
+def _attend_all(
     query: np.ndarray,
     keys: Cache,
     values: Cache,
     tables: np.ndarray,
     scoring: Scoring,
-    pieces: Pieces,
+    tiles: np.ndarray,
+    pieces: np.ndarray,
     shares: np.ndarray,
-    out: Partial,
+    out: np.ndarray,
 ) -> None:
-    """Let each thread work through its share of the pieces."""
-    for thread in prange(len(shares) - 1):
+    """Let each thread work through its share of the pieces; combine them."""
+    heads, threads = len(scoring.scale), len(shares) - 1
+    partial = _unwritten(tiles, len(pieces), heads, out)
+    _clear(out)
+    if threads == 1:  # what follows, without waking anybody
+        for piece in range(len(pieces)):
+            _attend(
+                query,
+                keys,
+                values,
+                tables,
+                scoring,
+                tiles,
+                pieces,
+                piece,
+                partial,
+            )
+        for job in range(len(tiles) * heads):
+            _combine(tiles, job // heads, job % heads, scoring, partial, out)
+        return
+    for thread in prange(threads):
         for piece in range(shares[thread], shares[thread + 1]):
-            _attend(query, keys, values, tables, scoring, pieces, piece, out)
+            _attend(
+                query,
+                keys,
+                values,
+                tables,
+                scoring,
+                tiles,
+                pieces,
+                piece,
+                partial,
+            )
+    for job in prange(len(tiles) * heads):
+        _combine(tiles, job // heads, job % heads, scoring, partial, out)
+
+
+@_inlined()
+def _unwritten(
+    tiles: np.ndarray, num_pieces: int, heads: int, out: np.ndarray
+) -> Partial:
+    """Return room for what the pieces leave behind."""
+    rows = 0
+    for tile in range(len(tiles)):
+        rows = max(rows, tiles[tile].rows)
+    rows *= out.shape[1] // heads
+    return (
+        np.empty((num_pieces, rows), out.dtype),
+        np.empty((num_pieces, rows), out.dtype),
+        np.empty((num_pieces, rows, out.shape[2]), out.dtype),
+    )
+
+
+@_inlined()
+def _clear(out: np.ndarray) -> None:
+    """Let the rows of empty sequences, which are in no tile, be 0."""
+    for row in range(out.shape[0]):
+        out[row] = 0
 
 
 @_compiled()
@@ -239,16 +257,20 @@ def _attend(
     values: Cache,
     tables: np.ndarray,
     scoring: Scoring,
-    pieces: Pieces,
+    tiles: np.ndarray,
+    pieces: np.ndarray,
     piece: int,
     out: Partial,
 ) -> None:
     """Attend from a few query rows to a range of positions, tile by tile."""
-    head, position = pieces.head[piece], pieces.position[piece]
-    blocks = tables[pieces.seq[piece]]
+    tile, head = tiles[pieces[piece].tile], pieces[piece].head
+    position, length = tile.position, tile.length
+    blocks = tables[tile.seq]
     group = query.shape[1] // len(scoring.scale)
-    queries = _rows(query, pieces.row[piece], pieces.rows[piece], head, group)
-    peaks, totals, sums = out.peaks[piece], out.totals[piece], out.sums[piece]
+    queries = _rows(query, tile.row, tile.rows, head, group)
+    peaks, totals, sums = out[0][piece], out[1][piece], out[2][piece]
+    for i in range(len(queries)):
+        peaks[i], totals[i], sums[i] = -np.inf, 0, 0
     # Taken out here: each call that is given arrays counts their users.
     scale, window = scoring.scale[head], scoring.window
     slopes, softcap = scoring.slopes, scoring.softcap
@@ -257,7 +279,7 @@ def _attend(
     value_rows = np.empty(TILE, np.int64)
     key_tile = _aligned(TILE, queries.shape[1], query)
     value_tile = _aligned(TILE, sums.shape[1], query)
-    end, last = pieces.low[piece], pieces.end[piece]
+    end, last = pieces[piece].low, pieces[piece].end
     keys_stay = _stay(keys, blocks, end, last)
     values_stay = _stay(values, blocks, end, last)
     key_numbers = _source(keys_stay, keys.numbers, key_tile)
@@ -287,7 +309,7 @@ def _attend(
                 continue
             key = key_at + (low - first) * queries.shape[1]
             _score(queries, i, key_numbers, key, count, scale, weights)
-            distance = low - pieces.length[piece] + 1
+            distance = low - length + 1
             slope = slopes[head * group + i % group]
             _cap_and_bias(weights, count, distance, slope, softcap)
             _softmax_step(weights, count, peaks, totals, sums, i)
@@ -626,27 +648,29 @@ def _add_values_by(
         v0 += width
 
 
-@_compiled(parallel=True)
+@_inlined()
 def _combine(
-    tiles: Tiles, scoring: Scoring, partial: Partial, out: np.ndarray
+    tiles: np.ndarray,
+    nth: int,
+    head: int,
+    scoring: Scoring,
+    partial: Partial,
+    out: np.ndarray,
 ) -> None:
     """Bring the pieces of the same rows to one scale, and add them."""
-    heads = len(scoring.scale)
-    group = out.shape[1] // heads
-    for job in prange(len(tiles.row) * heads):
-        tile, head = job // heads, job % heads
-        begin = tiles.first[tile] + head * tiles.splits[tile]
-        for i in range(tiles.rows[tile] * group):
-            row = out[tiles.row[tile] + i // group, head * group + i % group]
-            _merge(
-                partial,
-                begin,
-                begin + tiles.splits[tile],
-                i,
-                scoring.sinks[head * group + i % group],
-                scoring.value_scale[head],
-                row,
-            )
+    tile = tiles[nth]
+    group = out.shape[1] // len(scoring.scale)
+    begin = tile.first + head * tile.splits
+    for i in range(tile.rows * group):
+        _merge(
+            partial,
+            begin,
+            begin + tile.splits,
+            i,
+            scoring.sinks[head * group + i % group],
+            scoring.value_scale[head],
+            out[tile.row + i // group, head * group + i % group],
+        )
 
 
 @_inlined()
@@ -660,19 +684,18 @@ def _merge(
     row: np.ndarray,
 ) -> None:
     """Write one row's weighted mean of values; a sink adds to the total."""
+    peaks, totals, sums = partial
     peak = sink
     for piece in range(first, end):
-        peak = max(peak, partial.peaks[piece, i])
+        peak = max(peak, peaks[piece, i])
     base = _base(peak)
     total = _exp(sink - base)
     for piece in range(first, end):
-        total += partial.totals[piece, i] * _exp(
-            partial.peaks[piece, i] - base
-        )
+        total += totals[piece, i] * _exp(peaks[piece, i] - base)
     for piece in range(first, end):
-        share = _exp(partial.peaks[piece, i] - base) / total * scale
+        share = _exp(peaks[piece, i] - base) / total * scale
         for d in range(len(row)):
-            row[d] += share * partial.sums[piece, i, d]
+            row[d] += share * sums[piece, i, d]
 
 
 @intrinsic
@@ -806,84 +829,114 @@ def _new_plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
     threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS)
     return Plan(
         _shape_of(inputs),
+        inputs.block_tables.long().contiguous().numpy(),
+        _scoring(inputs, np.float64 if exact == torch.float64 else np.float32),
         tiles,
         pieces,
-        inputs.block_tables.long().contiguous().numpy(),
-        threads,
-        _shares(pieces, threads),
-        _scoring(inputs, np.float64 if exact == torch.float64 else np.float32),
+        _shares(tiles, pieces, threads),
     )
 
 
-def _query_tiles(inputs: AttentionInputs) -> Tiles:
-    length = inputs.seq_lens.numpy().astype(np.int64)
-    start, stop = _row_ranges(inputs)
-    height = max(1, QUERY_ROWS // inputs.group)
-    counts = np.where(length > 0, -(-(stop - start) // height), 0)
-    seq = np.repeat(np.arange(len(length)), counts)
-    nth = np.arange(len(seq)) - np.repeat(counts.cumsum() - counts, counts)
-    row = start[seq] + nth * height
-    rows = np.minimum(height, stop[seq] - row)
-    position = length[seq] - (stop[seq] - row)
-    window = NO_WINDOW if inputs.window is None else inputs.window
-    # One position beyond the table is enough to make a row NaN.
-    capacity = inputs.max_blocks * inputs.block_size
-    end = np.clip(position + rows, 0, capacity + 1)
-    low = np.clip(position - window + 1, 0, end)
-    splits = _splits(end - low, inputs.num_kv_heads)
-    heads = splits * inputs.num_kv_heads
-    first = heads.cumsum() - heads
-    return Tiles(
-        seq, row, rows, position, length[seq], low, end, splits, first
+def _query_tiles(inputs: AttentionInputs) -> np.ndarray:
+    starts = np.arange(inputs.num_seqs + 1)
+    if inputs.query_start_loc is not None:
+        # Not checked without `validate`; a wrong one must not reach outside.
+        starts = inputs.query_start_loc.long().clamp(0, inputs.num_tokens)
+        starts = starts.numpy()
+    return _cut_rows(
+        inputs.seq_lens.long().contiguous().numpy(),
+        starts,
+        max(1, QUERY_ROWS // inputs.group),
+        NO_WINDOW if inputs.window is None else inputs.window,
+        # One position beyond the table is enough to make a row NaN.
+        inputs.max_blocks * inputs.block_size + 1,
     )
 
 
-def _row_ranges(inputs: AttentionInputs) -> tuple[np.ndarray, np.ndarray]:
-    """Return each sequence's first row and the one past its last."""
-    if inputs.query_start_loc is None:
-        start = np.arange(inputs.num_seqs)
-        return start, start + 1
-    # Not checked without `validate`; a wrong one must not reach outside.
-    bounds = inputs.query_start_loc.numpy().astype(np.int64)
-    bounds = np.clip(bounds, 0, inputs.num_tokens)
-    return bounds[:-1], np.maximum(bounds[1:], bounds[:-1])
+# Compiled, too: a step of few sequences would wait for numpy's calls.
 
 
-def _splits(positions: np.ndarray, kv_heads: int) -> np.ndarray:
-    total = int(positions.sum()) * kv_heads
-    size = max(MIN_PIECE, -(-total // PIECES))
-    return np.maximum(1, -(-positions // size))
+@_compiled()
+def _cut_rows(
+    lengths: np.ndarray,
+    starts: np.ndarray,
+    height: int,
+    window: int,
+    most: int,
+) -> np.ndarray:
+    """Cut each sequence's rows into tiles of at most `height`."""
+    count = 0
+    for seq in range(len(lengths)):
+        if lengths[seq] > 0:
+            rows = max(0, starts[seq + 1] - starts[seq])
+            count += -(-rows // height)
+    tiles = np.empty(count, QUERY_TILE)
+    count = 0
+    for seq in range(len(lengths)):
+        if lengths[seq] > 0:
+            stop = starts[seq + 1]
+            for row in range(starts[seq], stop, height):
+                tile = tiles[count]
+                tile.seq, tile.length = seq, lengths[seq]
+                tile.row, tile.rows = row, min(height, stop - row)
+                tile.position = tile.length - (stop - row)
+                end = tile.position + tile.rows
+                tile.end = min(max(end, 0), most)
+                tile.low = min(max(tile.position - window + 1, 0), tile.end)
+                count += 1
+    return tiles
 
 
-def _pieces(tiles: Tiles, kv_heads: int) -> Pieces:
-    each = tiles.splits * kv_heads
-    tile = np.repeat(np.arange(len(each)), each)
-    nth = np.arange(len(tile)) - tiles.first[tile]
-    head, part = np.divmod(nth, tiles.splits[tile])
-    size = -(-(tiles.end - tiles.low) // tiles.splits)[tile]
-    low = np.minimum(tiles.low[tile] + part * size, tiles.end[tile])
-    end = np.minimum(low + size, tiles.end[tile])
-    return Pieces(*(column[tile] for column in tiles[:5]), low, end, head)
+@_compiled()
+def _pieces(tiles: np.ndarray, kv_heads: int) -> np.ndarray:
+    """Cut the tiles' ranges into pieces; write into the tiles which."""
+    positions = 0
+    for nth in range(len(tiles)):
+        positions += tiles[nth].end - tiles[nth].low
+    size = max(MIN_PIECE, -(-positions * kv_heads // PIECES))
+    count = 0
+    for nth in range(len(tiles)):
+        tile = tiles[nth]
+        tile.splits = max(1, -(-(tile.end - tile.low) // size))
+        tile.first = count
+        count += tile.splits * kv_heads
+    pieces = np.empty(count, PIECE)
+    for nth in range(len(tiles)):
+        tile = tiles[nth]
+        each = -(-(tile.end - tile.low) // tile.splits)
+        for i in range(tile.splits * kv_heads):
+            piece = pieces[tile.first + i]
+            piece.tile, piece.head = nth, i // tile.splits
+            low = tile.low + i % tile.splits * each
+            piece.low = min(low, tile.end)
+            piece.end = min(low + each, tile.end)
+    return pieces
 
 
-def _shares(pieces: Pieces, threads: int) -> np.ndarray:
+@_compiled()
+def _shares(tiles: np.ndarray, pieces: np.ndarray, threads: int) -> np.ndarray:
     """Return where to cut the pieces so that all threads have equal work."""
-    work = ((pieces.end - pieces.low) * pieces.rows).cumsum()
-    if len(work) == 0:
-        return np.zeros(threads + 1, dtype=np.int64)
-    wanted = work[-1] * np.arange(1, threads) / threads
-    cuts = np.searchsorted(work, wanted)
-    return np.array([0, *cuts, len(work)])
+    shares = np.full(threads + 1, len(pieces))
+    shares[0] = 0
+    total = 0
+    for piece in pieces:
+        total += (piece.end - piece.low) * tiles[piece.tile].rows
+    done, thread = 0, 1
+    for nth in range(len(pieces)):
+        piece = pieces[nth]
+        done += (piece.end - piece.low) * tiles[piece.tile].rows
+        while thread < threads and done * threads >= total * thread:
+            shares[thread] = nth
+            thread += 1
+    return shares
 
 
 def _cache(cache: Tensor, exact: torch.dtype = torch.float32) -> Cache:
-    strides = cache.stride()
-    span = 0
-    if cache.numel() > 0:
-        span = 1 + sum(
-            (n - 1) * s for n, s in zip(cache.shape, strides, strict=True)
-        )
-    numbers = cache.detach().as_strided((span,), (1,))
+    numbers, contiguous = cache.detach(), cache.is_contiguous()
+    if contiguous:
+        numbers = numbers.view(-1)
+    else:
+        numbers = numbers.as_strided((_span(cache),), (1,))
     table = np.empty(0, np.float32)
     if cache.dtype in FP8:
         numbers = numbers.view(torch.uint8)
@@ -899,14 +952,21 @@ def _cache(cache: Tensor, exact: torch.dtype = torch.float32) -> Cache:
         numbers = numbers.view(torch.uint16)
     return Cache(
         numbers.numpy(),
-        *strides,
+        *cache.stride(),
         cache.shape[0],
         cache.shape[2],
         CACHE_LINE // cache.element_size(),
-        cache.dtype == exact
-        and cache.is_contiguous()
-        and cache.shape[2] % TILE == 0,
+        cache.dtype == exact and contiguous and cache.shape[2] % TILE == 0,
         table,
+    )
+
+
+def _span(cache: Tensor) -> int:
+    """Return how many numbers lie from a cache's first to its last."""
+    if cache.numel() == 0:
+        return 0
+    return 1 + sum(
+        (n - 1) * s for n, s in zip(cache.shape, cache.stride(), strict=True)
     )
 
 
