@@ -77,22 +77,27 @@ def write_kv(
             key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
         )
     else:
-        _write(key, key_cache, slot_mapping, k_scale)
-        _write(value, value_cache, slot_mapping, v_scale)
+        _write(
+            slot_mapping.long(),
+            (key, key_cache, k_scale),
+            (value, value_cache, v_scale),
+        )
 
 
 def _write(
-    rows: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None
+    slots: Tensor, *stores: tuple[Tensor, Tensor, Tensor | None]
 ) -> None:
-    num_blocks, _, block_size, _ = cache.shape
-    slots = slots.long()
+    """Write rows into the slots of a cache; for keys, and for values."""
+    num_blocks, _, block_size, _ = stores[0][1].shape
     used = (slots >= 0) & (slots < num_blocks * block_size)
     slots = slots[used]
-    stored = as_stored(rows[used], cache.dtype, scale)
-    if cache.dtype in FP8:
-        # Advanced indexing knows no float8; its bytes are as good.
-        cache, stored = cache.view(torch.uint8), stored.view(torch.uint8)
-    cache[slots // block_size, :, slots % block_size] = stored
+    blocks, offsets = slots // block_size, slots % block_size
+    for rows, cache, scale in stores:
+        stored = as_stored(rows[used], cache.dtype, scale)
+        if cache.dtype in FP8:
+            # Advanced indexing knows no float8; its bytes are as good.
+            cache, stored = cache.view(torch.uint8), stored.view(torch.uint8)
+        cache[blocks, :, offsets] = stored
 
 
 def as_stored(

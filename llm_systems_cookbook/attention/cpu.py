@@ -11,6 +11,7 @@ never by how many threads there are, so one thread and many give the same bits.
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -58,8 +59,7 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     in_place = out.dtype == exact and out.is_contiguous()
     result = out if in_place else torch.empty(out.shape, dtype=exact)
     before = get_num_threads()
-    if plan.threads != before:
-        set_num_threads(plan.threads)
+    set_num_threads(plan.threads)
     try:
         _attend_all(
             inputs.query.detach().to(exact).contiguous().numpy(),
@@ -73,8 +73,7 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
             result.numpy(),
         )
     finally:
-        if plan.threads != before:
-            set_num_threads(before)
+        set_num_threads(before)
     return out if in_place else out.copy_(result)
 
 
@@ -975,7 +974,7 @@ def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
         given: Tensor | None, otherwise: float, count: int
     ) -> np.ndarray:
         if given is None:
-            return np.full(count, otherwise, dtype)
+            return _the_same(otherwise, count, dtype)
         return given.detach().numpy().astype(dtype)
 
     kv_heads, heads = inputs.num_kv_heads, inputs.num_heads
@@ -988,3 +987,11 @@ def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
         NO_WINDOW if inputs.window is None else inputs.window,
         dtype(inputs.softcap or 0),
     )
+
+
+@cache
+def _the_same(
+    value: float, count: int, dtype: type[np.floating]
+) -> np.ndarray:
+    """Return an array of one number, to read."""
+    return np.full(count, value, dtype)
