@@ -58,7 +58,7 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     plan = _plan(inputs, exact)
     in_place = out.dtype == exact and out.is_contiguous()
     result = out if in_place else torch.empty(out.shape, dtype=exact)
-    before = get_num_threads()
+    wanted, before = torch.get_num_threads(), get_num_threads()
     set_num_threads(plan.threads)
     try:
         _attend_all(
@@ -74,6 +74,10 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
         )
     finally:
         set_num_threads(before)
+        if torch.get_num_threads() != wanted:
+            # Where both use OpenMP, numba starts its threads by telling
+            # OpenMP how many there are, and torch believes it.
+            torch.set_num_threads(wanted)
     return out if in_place else out.copy_(result)
 
 
