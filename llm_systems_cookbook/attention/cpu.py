@@ -197,22 +197,6 @@ def _attend_all(
     heads, threads = len(scoring.scale), len(shares) - 1
     partial = _unwritten(tiles, len(pieces), heads, out)
     _clear(out)
-    if threads == 1:  # what follows, without waking anybody
-        for piece in range(len(pieces)):
-            _attend(
-                query,
-                keys,
-                values,
-                tables,
-                scoring,
-                tiles,
-                pieces,
-                piece,
-                partial,
-            )
-        for job in range(len(tiles) * heads):
-            _combine(tiles, job // heads, job % heads, scoring, partial, out)
-        return
     for thread in prange(threads):
         for piece in range(shares[thread], shares[thread + 1]):
             _attend(
