@@ -155,7 +155,8 @@ def test_a_negative_length_without_validation_gives_zeros():
 
 # --- Tiles read where they are, and copied ones -----------------------------
 
-WIDTHS = [32, cpu.USUAL_WIDTH]  # the kernel has sums of its own for the latter
+# The kernel has sums of its own for two of them.
+WIDTHS = [int(cpu.SMALL), int(cpu.USUAL), 20]
 
 
 def with_steps(cache):
@@ -165,7 +166,7 @@ def with_steps(cache):
     return wide[..., ::2]
 
 
-@pytest.mark.parametrize("dim", [*WIDTHS, 128, 20])
+@pytest.mark.parametrize("dim", [*WIDTHS, 128])
 @pytest.mark.parametrize("block", [16, 48, 5])
 @pytest.mark.parametrize("window", [None, 21])
 @pytest.mark.parametrize("rows", [1, 30])
@@ -280,18 +281,53 @@ def test_many_short_sequences_and_few_long_ones():
 
 
 def test_threads_get_equal_shares_of_uneven_sequences():
-    inputs = checked_inputs(**decode(LENGTHS))
-    tiles = cpu._query_tiles(inputs)
-    pieces = cpu._pieces(tiles, inputs.num_kv_heads)
-    work = pieces["end"] - pieces["low"]
-    assert work.sum() == sum(LENGTHS) * inputs.num_kv_heads
+    lengths, starts = np.array(LENGTHS), np.arange(len(LENGTHS) + 1)
     for threads in (1, 2, 3, 8):
-        cuts = cpu._shares(tiles, pieces, threads)
+        sizes = 1, cpu.NO_WINDOW, 10_000, 2, threads
+        _, pieces, cuts = cpu._cut(lengths, starts, *sizes)
+        work = pieces["end"] - pieces["low"]
+        assert work.sum() == sum(LENGTHS) * 2
         assert cuts[0] == 0
         assert cuts[-1] == len(work)
         shares = [work[a:b].sum() for a, b in pairwise(cuts)]
         assert len(shares) == threads
         assert max(shares) - min(shares) <= 2 * work.max()
+
+
+@pytest.mark.parametrize("window", [cpu.NO_WINDOW, 1, 40])
+@pytest.mark.parametrize("threads", [1, 3, 64])
+def test_the_cut_holds_each_row_and_position_once(window, threads):
+    """What each row sees, counted from the pieces, against plain ranges."""
+    rng = np.random.default_rng(0)
+    for height in (1, 5, 32):
+        rows = rng.integers(0, 70, 12)
+        lengths = rows + rng.choice([0, 3, 1500], 12)
+        lengths[rng.integers(12)] = 0
+        starts = np.array([0, *rows.cumsum()])
+        most = int(lengths.max())
+        tiles, pieces, shares = cpu._cut(
+            lengths, starts, height, window, most, 2, threads
+        )
+        assert shares[0] == 0
+        assert (np.diff(shares) >= 0).all()
+        assert shares[-1] == len(pieces)
+        seen = np.zeros((2, starts[-1], most), int)
+        for piece in pieces:
+            tile = tiles[piece["tile"]]
+            assert 1 <= tile["rows"] <= height
+            row = slice(tile["row"], tile["row"] + tile["rows"])
+            seen[piece["head"], row, piece["low"] : piece["end"]] += 1
+        expected = np.zeros_like(seen)
+        for seq, length in enumerate(lengths):
+            first, stop = starts[seq], starts[seq + 1]
+            for row in range(first, stop) if length else ():
+                # A tile's rows are given what any of them sees.
+                low = row - (row - first) % height
+                high = min(low + height, stop)
+                end = length - (stop - high)
+                start = max(0, length - (stop - low) - window + 1)
+                expected[:, row, start:end] = 1
+        assert (seen == expected).all()
 
 
 def test_one_thread_and_two_give_the_same_bits():
@@ -374,17 +410,35 @@ def python(code, *arguments):
     )
 
 
+def test_the_first_call_leaves_torch_its_number_of_threads():
+    """Where both use OpenMP, numba would set it when it starts its own."""
+    code = """
+import torch
+from llm_systems_cookbook.attention import paged_attention
+torch.set_num_threads(1)
+cache = torch.ones(1, 1, 16, 8)
+table, length = torch.tensor([[0]]), torch.tensor([3])
+for _ in range(2):
+    paged_attention(
+        torch.ones(1, 1, 8), cache, cache, table, length, backend="cpu"
+    )
+    print(torch.get_num_threads())
+"""
+    result = python(code)
+    assert result.stdout.split() == ["1", "1"], result.stderr
+
+
 @pytest.mark.parametrize("mode", ["decode", "prefill"])
 def test_a_shared_plan_changes_nothing_and_is_made_once(mode, monkeypatch):
     """Two layers: other queries and caches, the same tables and lengths."""
     made = []
-    tiles_of = cpu._query_tiles
+    cut = cpu._cut
 
-    def counted(inputs):
-        made.append(inputs)
-        return tiles_of(inputs)
+    def counted(*arguments):
+        made.append(arguments)
+        return cut(*arguments)
 
-    monkeypatch.setattr(cpu, "_query_tiles", counted)
+    monkeypatch.setattr(cpu, "_cut", counted)
     first = inputs_of(Case(mode=mode, lengths="around", group=2))
     second = replace(
         first,

@@ -36,7 +36,8 @@ QUERY_ROWS = 32  # rows x heads of a piece: each key is used so many times
 MIN_PIECE = 512  # positions: below, combining costs more than it gains
 PIECES = 1024  # pieces to cut the work into, where it is long enough
 NO_WINDOW = 2**62
-USUAL_WIDTH = 64  # head_dim that the sums are also compiled for alone
+# Values of head_dim that the sums are also compiled for alone.
+SMALL, USUAL = np.uint64(32), np.uint64(64)
 
 
 def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
@@ -462,9 +463,10 @@ def _score(
 ) -> None:
     """Compare one query with the keys that start at `first`."""
     at, width = np.uint64(first), np.uint64(queries.shape[1])
-    if width == USUAL_WIDTH:
-        usual = np.uint64(USUAL_WIDTH)
-        _score_by(usual, queries, i, keys, at, count, scale, scores)
+    if width == SMALL:
+        _score_by(SMALL, queries, i, keys, at, count, scale, scores)
+    elif width == USUAL:
+        _score_by(USUAL, queries, i, keys, at, count, scale, scores)
     else:
         _score_by(width, queries, i, keys, at, count, scale, scores)
 
@@ -578,9 +580,10 @@ def _add_values(
 ) -> None:
     """Add the values that start at `first`, each times its weight."""
     at, width = np.uint64(first), np.uint64(sums.shape[1])
-    if width == USUAL_WIDTH:
-        usual = np.uint64(USUAL_WIDTH)
-        _add_values_by(usual, weights, count, values, at, sums, i)
+    if width == SMALL:
+        _add_values_by(SMALL, weights, count, values, at, sums, i)
+    elif width == USUAL:
+        _add_values_by(USUAL, weights, count, values, at, sums, i)
     else:
         _add_values_by(width, weights, count, values, at, sums, i)
 
@@ -811,39 +814,52 @@ def _shape_of(inputs: AttentionInputs) -> tuple[int, int, int]:
 
 
 def _new_plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
-    tiles = _query_tiles(inputs)
-    pieces = _pieces(tiles, inputs.num_kv_heads)
     threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS)
     return Plan(
         _shape_of(inputs),
         inputs.block_tables.long().contiguous().numpy(),
         _scoring(inputs, np.float64 if exact == torch.float64 else np.float32),
-        tiles,
-        pieces,
-        _shares(tiles, pieces, threads),
+        *_cut(
+            inputs.seq_lens.long().contiguous().numpy(),
+            _starts(inputs),
+            max(1, QUERY_ROWS // inputs.group),
+            NO_WINDOW if inputs.window is None else inputs.window,
+            # One position beyond the table is enough to make a row NaN.
+            inputs.max_blocks * inputs.block_size + 1,
+            inputs.num_kv_heads,
+            threads,
+        ),
     )
 
 
-def _query_tiles(inputs: AttentionInputs) -> np.ndarray:
-    starts = np.arange(inputs.num_seqs + 1)
-    if inputs.query_start_loc is not None:
-        # Not checked without `validate`; a wrong one must not reach outside.
-        starts = inputs.query_start_loc.long().clamp(0, inputs.num_tokens)
-        starts = starts.numpy()
-    return _cut_rows(
-        inputs.seq_lens.long().contiguous().numpy(),
-        starts,
-        max(1, QUERY_ROWS // inputs.group),
-        NO_WINDOW if inputs.window is None else inputs.window,
-        # One position beyond the table is enough to make a row NaN.
-        inputs.max_blocks * inputs.block_size + 1,
-    )
-
-
-# Compiled, too: a step of few sequences would wait for numpy's calls.
+def _starts(inputs: AttentionInputs) -> np.ndarray:
+    """Return the first row of each sequence, and the end: [num_seqs + 1]."""
+    if inputs.query_start_loc is None:
+        return np.arange(inputs.num_seqs + 1)
+    # Not checked without `validate`; a wrong one must not reach outside.
+    return inputs.query_start_loc.long().clamp(0, inputs.num_tokens).numpy()
 
 
 @_compiled()
+def _cut(
+    lengths: np.ndarray,
+    starts: np.ndarray,
+    height: int,
+    window: int,
+    most: int,
+    kv_heads: int,
+    threads: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut the work: tiles of rows, pieces of their positions, and shares.
+
+    Compiled, because a step of few sequences would wait for numpy's calls.
+    """
+    tiles = _cut_rows(lengths, starts, height, window, most)
+    pieces = _pieces(tiles, kv_heads)
+    return tiles, pieces, _shares(tiles, pieces, threads)
+
+
+@_inlined()
 def _cut_rows(
     lengths: np.ndarray,
     starts: np.ndarray,
@@ -874,7 +890,7 @@ def _cut_rows(
     return tiles
 
 
-@_compiled()
+@_inlined()
 def _pieces(tiles: np.ndarray, kv_heads: int) -> np.ndarray:
     """Cut the tiles' ranges into pieces; write into the tiles which."""
     positions = 0
@@ -900,7 +916,7 @@ def _pieces(tiles: np.ndarray, kv_heads: int) -> np.ndarray:
     return pieces
 
 
-@_compiled()
+@_inlined()
 def _shares(tiles: np.ndarray, pieces: np.ndarray, threads: int) -> np.ndarray:
     """Return where to cut the pieces so that all threads have equal work."""
     shares = np.full(threads + 1, len(pieces))
