@@ -964,6 +964,14 @@ FAULTS = [
         "each_step_computes_what_the_table_says",
     ),
     Fault(
+        "a static batch is refilled",
+        "08_continuous_batching",
+        SCHEDULER,
+        "self._open = not self.running",
+        "self._open = True",
+        "the_engine_takes_as_many_steps_as_the_toy",
+    ),
+    Fault(
         "finished request keeps its region",
         "08_continuous_batching",
         SCHEDULER,
