@@ -456,13 +456,31 @@ def test_a_shared_plan_changes_nothing_and_is_made_once(mode, monkeypatch):
     assert len(made) == 3
 
 
-def test_a_plan_of_another_step_is_refused():
-    """Its rows would be written outside of the output."""
+@pytest.mark.parametrize(
+    "other",
+    [
+        Case(lengths="many"),
+        Case(lengths="around"),  # the same lengths, in tensors of their own
+        Case(lengths="around", group=2),
+    ],
+    ids=str,
+)
+def test_a_plan_of_another_step_is_refused(other):
+    """Its rows would be written outside of the output, or read wrongly."""
     plan = {}
-    many = replace(inputs_of(Case(lengths="many")), plan=plan)
-    few = replace(inputs_of(Case(lengths="around")), plan=plan)
-    cpu.cpu_attention(many, poisoned_output(many))
-    out = poisoned_output(few)
-    with pytest.raises(ValueError, match="the plan is for"):
-        cpu.cpu_attention(few, out)
+    first = replace(inputs_of(Case(lengths="around")), plan=plan)
+    cpu.cpu_attention(first, poisoned_output(first))
+    second = replace(inputs_of(other), plan=plan)
+    out = poisoned_output(second)
+    with pytest.raises(ValueError, match="the plan is for other"):
+        cpu.cpu_attention(second, out)
     assert out.isnan().all()
+
+
+def test_a_plan_for_other_heads_is_refused():
+    plan = {}
+    first = replace(inputs_of(Case(lengths="around", group=4)), plan=plan)
+    cpu.cpu_attention(first, poisoned_output(first))
+    second = replace(first, query=first.query[:, ::2])
+    with pytest.raises(ValueError, match="the plan is for other"):
+        cpu.cpu_attention(second, poisoned_output(second))

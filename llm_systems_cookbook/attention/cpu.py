@@ -108,7 +108,8 @@ PIECE = _fields("tile", "head", "low", "end")
 class Plan(NamedTuple):
     """What follows from tables, lengths and options, not from numbers."""
 
-    shape: tuple[int, int, int]
+    sizes: tuple[int, int, int]  # rows, heads, KV heads
+    given: tuple[Tensor, Tensor, Tensor | None]  # the tensors it comes from
     tables: np.ndarray  # [num_seqs, max_blocks] int64
     scoring: "Scoring"
     tiles: np.ndarray  # of QUERY_TILE
@@ -801,22 +802,30 @@ def _plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
         inputs.plan["cpu"] = _new_plan(inputs, exact)
     plan = inputs.plan["cpu"]
     # Rows of another step would be written outside of this one's output.
-    if plan.shape != _shape_of(inputs):
+    if plan.sizes != _sizes(inputs) or any(
+        mine is not theirs
+        for mine, theirs in zip(plan.given, _given(inputs), strict=True)
+    ):
         raise ValueError(
-            f"the plan is for [rows, sequences, blocks] {plan.shape}, "
-            f"got {_shape_of(inputs)}"
+            f"the plan is for other tables and lengths: its [rows, heads, KV "
+            f"heads] are {plan.sizes}, here {_sizes(inputs)}"
         )
     return plan
 
 
-def _shape_of(inputs: AttentionInputs) -> tuple[int, int, int]:
-    return inputs.num_tokens, *inputs.block_tables.shape
+def _sizes(inputs: AttentionInputs) -> tuple[int, int, int]:
+    return inputs.num_tokens, inputs.num_heads, inputs.num_kv_heads
+
+
+def _given(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor | None]:
+    return inputs.block_tables, inputs.seq_lens, inputs.query_start_loc
 
 
 def _new_plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
     threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS)
     return Plan(
-        _shape_of(inputs),
+        _sizes(inputs),
+        _given(inputs),
         inputs.block_tables.long().contiguous().numpy(),
         _scoring(inputs, np.float64 if exact == torch.float64 else np.float32),
         *_cut(
