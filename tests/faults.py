@@ -574,8 +574,8 @@ FAULTS = [
         "keys written as values",
         "06_paged_kv_cache",
         CACHE_WRITE,
-        "(value, value_cache, v_scale)",
-        "(key, value_cache, v_scale)",
+        "_write(value[used], value_cache, ",
+        "_write(key[used], value_cache, ",
         "each_token_lies_in_its_slot_and_nothing_elsewhere",
     ),
     Fault(

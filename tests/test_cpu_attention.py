@@ -156,7 +156,7 @@ def test_a_negative_length_without_validation_gives_zeros():
 # --- Tiles read where they are, and copied ones -----------------------------
 
 # The kernel has sums of its own for two of them.
-WIDTHS = [int(cpu.SMALL), int(cpu.USUAL), 20]
+WIDTHS = [int(cpu.SMALL_WIDTH), int(cpu.USUAL_WIDTH), 20]
 
 
 def with_steps(cache):
@@ -472,15 +472,32 @@ def test_a_plan_of_another_step_is_refused(other):
     cpu.cpu_attention(first, poisoned_output(first))
     second = replace(inputs_of(other), plan=plan)
     out = poisoned_output(second)
-    with pytest.raises(ValueError, match="the plan is for other"):
+    with pytest.raises(ValueError, match="plan was made for other"):
         cpu.cpu_attention(second, out)
     assert out.isnan().all()
 
 
-def test_a_plan_for_other_heads_is_refused():
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"window": 4},
+        {"softcap": 2.0},
+        {"scale": 0.5},
+        {"alibi_slopes": torch.ones(8)},
+        {"sinks": torch.ones(8)},
+        {"k_scale": torch.ones(2)},
+        {"v_scale": torch.ones(2)},
+        {"query": torch.ones(1)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_plan_for_other_options_or_heads_is_refused(change):
     plan = {}
     first = replace(inputs_of(Case(lengths="around", group=4)), plan=plan)
+    assert (first.num_heads, first.num_kv_heads) == (8, 2)
     cpu.cpu_attention(first, poisoned_output(first))
-    second = replace(first, query=first.query[:, ::2])
-    with pytest.raises(ValueError, match="the plan is for other"):
+    if "query" in change:
+        change = {"query": first.query[:, ::2]}
+    second = replace(first, **change)
+    with pytest.raises(ValueError, match="plan was made for other"):
         cpu.cpu_attention(second, poisoned_output(second))

@@ -77,27 +77,32 @@ def write_kv(
             key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
         )
     else:
-        _write(
-            slot_mapping.long(),
-            (key, key_cache, k_scale),
-            (value, value_cache, v_scale),
-        )
+        used, blocks, offsets = _places(slot_mapping.long(), key_cache)
+        _write(key[used], key_cache, blocks, offsets, k_scale)
+        _write(value[used], value_cache, blocks, offsets, v_scale)
+
+
+def _places(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which tokens are written, and the block and offset of each."""
+    num_blocks, _, block_size, _ = cache.shape
+    used = (slots >= 0) & (slots < num_blocks * block_size)
+    slots = slots[used]
+    return used, slots // block_size, slots % block_size
 
 
 def _write(
-    slots: Tensor, *stores: tuple[Tensor, Tensor, Tensor | None]
+    rows: Tensor,
+    cache: Tensor,
+    blocks: Tensor,
+    offsets: Tensor,
+    scale: Tensor | None,
 ) -> None:
-    """Write rows into the slots of a cache; for keys, and for values."""
-    num_blocks, _, block_size, _ = stores[0][1].shape
-    used = (slots >= 0) & (slots < num_blocks * block_size)
-    slots = slots[used]
-    blocks, offsets = slots // block_size, slots % block_size
-    for rows, cache, scale in stores:
-        stored = as_stored(rows[used], cache.dtype, scale)
-        if cache.dtype in FP8:
-            # Advanced indexing knows no float8; its bytes are as good.
-            cache, stored = cache.view(torch.uint8), stored.view(torch.uint8)
-        cache[blocks, :, offsets] = stored
+    """Write row i into block i, at offset i."""
+    stored = as_stored(rows, cache.dtype, scale)
+    if cache.dtype in FP8:
+        # Advanced indexing knows no float8; its bytes are as good.
+        cache, stored = cache.view(torch.uint8), stored.view(torch.uint8)
+    cache[blocks, :, offsets] = stored
 
 
 def as_stored(

@@ -11,7 +11,6 @@ never by how many threads there are, so one thread and many give the same bits.
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +35,8 @@ QUERY_ROWS = 32  # rows x heads of a piece: each key is used so many times
 MIN_PIECE = 512  # positions: below, combining costs more than it gains
 PIECES = 1024  # pieces to cut the work into, where it is long enough
 NO_WINDOW = 2**62
-# Values of head_dim that the sums are also compiled for alone.
-SMALL, USUAL = np.uint64(32), np.uint64(64)
+# Values of head_dim for which the sums have a version of their own.
+SMALL_WIDTH, USUAL_WIDTH = np.uint64(32), np.uint64(64)
 
 
 def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
@@ -108,8 +107,8 @@ PIECE = _fields("tile", "head", "low", "end")
 class Plan(NamedTuple):
     """What follows from tables, lengths and options, not from numbers."""
 
-    sizes: tuple[int, int, int]  # rows, heads, KV heads
-    given: tuple[Tensor, Tensor, Tensor | None]  # the tensors it comes from
+    sizes: tuple[float | None, ...]  # see `_sizes`
+    given: tuple[Tensor | None, ...]  # the very tensors, see `_given`
     tables: np.ndarray  # [num_seqs, max_blocks] int64
     scoring: "Scoring"
     tiles: np.ndarray  # of QUERY_TILE
@@ -200,7 +199,7 @@ def _attend_all(
     partial = _unwritten(tiles, len(pieces), heads, out)
     _clear(out)
     for thread in prange(threads):
-        for piece in range(shares[thread], shares[thread + 1]):
+        for nth in range(shares[thread], shares[thread + 1]):
             _attend(
                 query,
                 keys,
@@ -209,7 +208,7 @@ def _attend_all(
                 scoring,
                 tiles,
                 pieces,
-                piece,
+                nth,
                 partial,
             )
     for job in prange(len(tiles) * heads):
@@ -234,7 +233,7 @@ def _unwritten(
 
 @_inlined()
 def _clear(out: np.ndarray) -> None:
-    """Let the rows of empty sequences, which are in no tile, be 0."""
+    """Set all to 0: sums are added to it, and some rows are in no tile."""
     for row in range(out.shape[0]):
         out[row] = 0
 
@@ -248,16 +247,17 @@ def _attend(
     scoring: Scoring,
     tiles: np.ndarray,
     pieces: np.ndarray,
-    piece: int,
-    out: Partial,
+    nth: int,
+    partial: Partial,
 ) -> None:
     """Attend from a few query rows to a range of positions, tile by tile."""
-    tile, head = tiles[pieces[piece].tile], pieces[piece].head
-    position, length = tile.position, tile.length
-    blocks = tables[tile.seq]
+    piece = pieces[nth]
+    own, head = tiles[piece.tile], piece.head
+    position, length = own.position, own.length
+    blocks = tables[own.seq]
     group = query.shape[1] // len(scoring.scale)
-    queries = _rows(query, tile.row, tile.rows, head, group)
-    peaks, totals, sums = out[0][piece], out[1][piece], out[2][piece]
+    queries = _rows(query, own.row, own.rows, head, group)
+    peaks, totals, sums = partial[0][nth], partial[1][nth], partial[2][nth]
     for i in range(len(queries)):
         peaks[i], totals[i], sums[i] = -np.inf, 0, 0
     # Taken out here: each call that is given arrays counts their users.
@@ -268,7 +268,7 @@ def _attend(
     value_rows = np.empty(TILE, np.int64)
     key_tile = _aligned(TILE, queries.shape[1], query)
     value_tile = _aligned(TILE, sums.shape[1], query)
-    end, last = pieces[piece].low, pieces[piece].end
+    end, last = piece.low, piece.end
     keys_stay = _stay(keys, blocks, end, last)
     values_stay = _stay(values, blocks, end, last)
     key_numbers = _source(keys_stay, keys.numbers, key_tile)
@@ -291,9 +291,9 @@ def _attend(
             _prefetch_rows(
                 values, values_stay, value_rows, a, b, sums.shape[1]
             )
-            own = position + i // group
-            low = max(first, own - window + 1)
-            count = min(end, own + 1) - low
+            seen = position + i // group + 1  # positions up to its own
+            low = max(first, seen - window)
+            count = min(end, seen) - low
             if count <= 0:
                 continue
             key = key_at + (low - first) * queries.shape[1]
@@ -373,7 +373,11 @@ def _rows(
     """Copy the queries of one KV head: [rows * group, head_dim]."""
     queries = np.empty((rows * group, query.shape[2]), query.dtype)
     for i in range(rows * group):
-        queries[i] = query[row + i // group, head * group + i % group]
+        # Number by number: numba takes long to compile a row's assignment.
+        for d in range(query.shape[2]):
+            queries[i, d] = query[
+                row + i // group, head * group + i % group, d
+            ]
     return queries
 
 
@@ -464,10 +468,10 @@ def _score(
 ) -> None:
     """Compare one query with the keys that start at `first`."""
     at, width = np.uint64(first), np.uint64(queries.shape[1])
-    if width == SMALL:
-        _score_by(SMALL, queries, i, keys, at, count, scale, scores)
-    elif width == USUAL:
-        _score_by(USUAL, queries, i, keys, at, count, scale, scores)
+    if width == SMALL_WIDTH:
+        _score_by(SMALL_WIDTH, queries, i, keys, at, count, scale, scores)
+    elif width == USUAL_WIDTH:
+        _score_by(USUAL_WIDTH, queries, i, keys, at, count, scale, scores)
     else:
         _score_by(width, queries, i, keys, at, count, scale, scores)
 
@@ -581,10 +585,10 @@ def _add_values(
 ) -> None:
     """Add the values that start at `first`, each times its weight."""
     at, width = np.uint64(first), np.uint64(sums.shape[1])
-    if width == SMALL:
-        _add_values_by(SMALL, weights, count, values, at, sums, i)
-    elif width == USUAL:
-        _add_values_by(USUAL, weights, count, values, at, sums, i)
+    if width == SMALL_WIDTH:
+        _add_values_by(SMALL_WIDTH, weights, count, values, at, sums, i)
+    elif width == USUAL_WIDTH:
+        _add_values_by(USUAL_WIDTH, weights, count, values, at, sums, i)
     else:
         _add_values_by(width, weights, count, values, at, sums, i)
 
@@ -807,18 +811,32 @@ def _plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
         for mine, theirs in zip(plan.given, _given(inputs), strict=True)
     ):
         raise ValueError(
-            f"the plan is for other tables and lengths: its [rows, heads, KV "
-            f"heads] are {plan.sizes}, here {_sizes(inputs)}"
+            "the plan was made for other tables, lengths, heads or options"
         )
     return plan
 
 
-def _sizes(inputs: AttentionInputs) -> tuple[int, int, int]:
-    return inputs.num_tokens, inputs.num_heads, inputs.num_kv_heads
+def _sizes(inputs: AttentionInputs) -> tuple[float | None, ...]:
+    return (
+        inputs.num_tokens,
+        inputs.num_heads,
+        inputs.num_kv_heads,
+        inputs.scale,
+        inputs.window,
+        inputs.softcap,
+    )
 
 
-def _given(inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor | None]:
-    return inputs.block_tables, inputs.seq_lens, inputs.query_start_loc
+def _given(inputs: AttentionInputs) -> tuple[Tensor | None, ...]:
+    return (
+        inputs.block_tables,
+        inputs.seq_lens,
+        inputs.query_start_loc,
+        inputs.alibi_slopes,
+        inputs.sinks,
+        inputs.k_scale,
+        inputs.v_scale,
+    )
 
 
 def _new_plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
@@ -855,15 +873,27 @@ def _cut(
     starts: np.ndarray,
     height: int,
     window: int,
-    most: int,
+    limit: int,
     kv_heads: int,
     threads: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cut the work: tiles of rows, pieces of their positions, and shares.
 
     Compiled, because a step of few sequences would wait for numpy's calls.
+
+    Args:
+        lengths: [num_seqs] int64.
+        starts: [num_seqs + 1] int64, each sequence's first row, and the end.
+        height: rows of a tile at most.
+        window: positions that a row sees at most.
+        limit: no piece goes beyond this position.
+        kv_heads: each has pieces of its own.
+        threads: among how many the pieces are shared.
+
+    Returns:
+        [num_tiles] QUERY_TILE, [num_pieces] PIECE and [threads + 1] int64.
     """
-    tiles = _cut_rows(lengths, starts, height, window, most)
+    tiles = _cut_rows(lengths, starts, height, window, limit)
     pieces = _pieces(tiles, kv_heads)
     return tiles, pieces, _shares(tiles, pieces, threads)
 
@@ -874,7 +904,7 @@ def _cut_rows(
     starts: np.ndarray,
     height: int,
     window: int,
-    most: int,
+    limit: int,
 ) -> np.ndarray:
     """Cut each sequence's rows into tiles of at most `height`."""
     count = 0
@@ -893,7 +923,7 @@ def _cut_rows(
                 tile.row, tile.rows = row, min(height, stop - row)
                 tile.position = tile.length - (stop - row)
                 end = tile.position + tile.rows
-                tile.end = min(max(end, 0), most)
+                tile.end = min(max(end, 0), limit)
                 tile.low = min(max(tile.position - window + 1, 0), tile.end)
                 count += 1
     return tiles
@@ -987,7 +1017,7 @@ def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
         given: Tensor | None, otherwise: float, count: int
     ) -> np.ndarray:
         if given is None:
-            return _the_same(otherwise, count, dtype)
+            return np.full(count, otherwise, dtype)
         return given.detach().numpy().astype(dtype)
 
     kv_heads, heads = inputs.num_kv_heads, inputs.num_heads
@@ -1000,11 +1030,3 @@ def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
         NO_WINDOW if inputs.window is None else inputs.window,
         dtype(inputs.softcap or 0),
     )
-
-
-@cache
-def _the_same(
-    value: float, count: int, dtype: type[np.floating]
-) -> np.ndarray:
-    """Return an array of one number, to read."""
-    return np.full(count, value, dtype)
