@@ -17,6 +17,7 @@ from attention_cases import (
     inputs_of,
     poisoned_output,
 )
+from numba import config, get_num_threads, set_num_threads
 
 from llm_systems_cookbook.attention import cpu
 from llm_systems_cookbook.attention.inputs import FP8, checked_inputs
@@ -108,16 +109,32 @@ def test_a_bad_id_makes_its_sequence_nan_and_no_other(bad):
     assert out[[0, 2]].isfinite().all()
 
 
-def test_a_length_beyond_the_table_makes_its_sequence_nan():
+@pytest.mark.parametrize("length", [33, 37, 50, 2**31, 2**60, 2**63 - 1])
+@pytest.mark.parametrize("window", [None, 1, 4])
+@pytest.mark.parametrize("sinks", [None, torch.zeros(4)], ids=["", "sinks"])
+def test_a_length_beyond_the_table_makes_its_sequence_nan(
+    length, window, sinks
+):
+    """Also where the window lies wholly beyond, and a sink takes weight."""
     arguments = decode([32, 32])
-    arguments["seq_lens"] = torch.tensor([33, 32])
-    out = run(checked_inputs(**arguments, validate=False))
+    arguments["seq_lens"] = torch.tensor([length, 32])
+    inputs = checked_inputs(
+        **arguments, window=window, sinks=sinks, validate=False
+    )
+    out = run(inputs)
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
-    arguments["seq_lens"] = torch.tensor([2**60, 32])
-    out = run(checked_inputs(**arguments, validate=False))
-    assert out[0].isnan().all()
-    assert out[1].isfinite().all()
+
+
+def test_prefill_rows_beyond_the_table_are_nan_and_no_others():
+    arguments = decode([32])
+    arguments["query"] = torch.randn(8, 4, 32)
+    arguments["query_start_loc"] = torch.tensor([0, 8])
+    arguments["seq_lens"] = torch.tensor([35])  # rows at 27 to 34
+    for window in (None, 1, 3):
+        out = run(checked_inputs(**arguments, window=window, validate=False))
+        assert out[:5].isfinite().all()
+        assert out[5:].isnan().all()
 
 
 def test_a_bad_id_is_nan_in_the_prefill_rows_that_see_it():
@@ -136,13 +153,23 @@ def test_a_bad_id_is_nan_in_the_prefill_rows_that_see_it():
     "starts", [[0, 1, 99], [-7, 1, 2], [0, 2, 1], [2**50, 0, -(2**50)]]
 )
 def test_bad_starts_without_validation_write_nothing_outside(starts):
-    arguments = decode([20, 20])
+    arguments = decode([20] * (len(starts) - 1))
     arguments["query_start_loc"] = torch.tensor(starts)
+    arguments["query"] = torch.randn(2, 4, 32)
     inputs = checked_inputs(**arguments, validate=False)
     around = torch.full((6, 4, 32), 7.0)
     cpu.cpu_attention(inputs, around[2:4])
     assert (around[:2] == 7).all()
     assert (around[4:] == 7).all()
+
+
+def test_starts_that_fall_far_without_validation_are_cut_to_what_there_is():
+    """Rows of a falling range must not make room for fewer tiles."""
+    starts = np.array([0, 20, 0, 20])
+    lengths = np.full(3, 30)
+    tiles, pieces, _ = cpu._cut(lengths, starts, 8, cpu.NO_WINDOW, 99, 1, 1)
+    assert tiles["seq"].tolist() == [0, 0, 0, 2, 2, 2]
+    assert len(pieces) == 6
 
 
 def test_a_negative_length_without_validation_gives_zeros():
@@ -280,18 +307,56 @@ def test_many_short_sequences_and_few_long_ones():
     assert_matches_reference(run(inputs), inputs)
 
 
-def test_threads_get_equal_shares_of_uneven_sequences():
-    lengths, starts = np.array(LENGTHS), np.arange(len(LENGTHS) + 1)
-    for threads in (1, 2, 3, 8):
-        sizes = 1, cpu.NO_WINDOW, 10_000, 2, threads
-        _, pieces, cuts = cpu._cut(lengths, starts, *sizes)
-        work = pieces["end"] - pieces["low"]
-        assert work.sum() == sum(LENGTHS) * 2
-        assert cuts[0] == 0
-        assert cuts[-1] == len(work)
-        shares = [work[a:b].sum() for a, b in pairwise(cuts)]
-        assert len(shares) == threads
-        assert max(shares) - min(shares) <= 2 * work.max()
+def shares_of_work(lengths, rows, kv_heads, threads):
+    """Return each thread's work: positions times rows."""
+    starts = np.array([0, *np.cumsum(rows)])
+    sizes = 8, cpu.NO_WINDOW, 10**6, kv_heads, threads
+    tiles, pieces, cuts = cpu._cut(np.array(lengths), starts, *sizes)
+    assert (cuts[0], cuts[-1], len(cuts)) == (0, len(pieces), threads + 1)
+    work = (pieces["end"] - pieces["low"]) * tiles["rows"][pieces["tile"]]
+    return [int(work[a:b].sum()) for a, b in pairwise(cuts)], work
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kv_heads", "threads", "expected"),
+    [
+        ([1024], 1, 2, [512, 512]),
+        ([512, 512], 1, 2, [512, 512]),
+        ([100], 2, 2, [100, 100]),
+        ([100, 100], 2, 2, [200, 200]),
+        ([100], 8, 8, [100] * 8),
+        ([100] * 3, 1, 2, [200, 100]),
+        ([100], 1, 3, [0, 100, 0]),
+    ],
+)
+def test_few_equal_pieces_are_shared_evenly(
+    lengths, kv_heads, threads, expected
+):
+    rows = [1] * len(lengths)
+    assert shares_of_work(lengths, rows, kv_heads, threads)[0] == expected
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_threads_get_equal_shares_of_uneven_work(threads):
+    """No thread is off by more than the piece that lies across a cut."""
+    rng = np.random.default_rng(threads)
+    for rows in ([1] * len(LENGTHS), rng.integers(0, 2, len(LENGTHS)) * 7 + 1):
+        rows = np.minimum(rows, LENGTHS)
+        shares, work = shares_of_work(LENGTHS, rows, 2, threads)
+        assert sum(shares) == 2 * np.dot(LENGTHS, rows)
+        even = work.sum() / threads
+        assert all(abs(share - even) <= work.max() for share in shares)
+
+
+def test_a_long_sequence_is_cut_and_a_very_long_one_not_too_finely():
+    def pieces(length):
+        sizes = 8, cpu.NO_WINDOW, 10**9, 1, 1
+        return len(cpu._cut(np.array([length]), np.array([0, 1]), *sizes)[1])
+
+    assert pieces(cpu.MIN_PIECE) == 1
+    assert pieces(cpu.MIN_PIECE + 1) == 2
+    assert pieces(10 * cpu.MIN_PIECE) == 10
+    assert pieces(10**8) == cpu.PIECES
 
 
 @pytest.mark.parametrize("window", [cpu.NO_WINDOW, 1, 40])
@@ -410,6 +475,32 @@ def python(code, *arguments):
     )
 
 
+def test_as_many_threads_as_numba_has_work_and_its_count_is_left():
+    inputs = checked_inputs(**decode(LENGTHS))
+    before, most = torch.get_num_threads(), config.NUMBA_NUM_THREADS
+    expected = run(inputs)
+    try:
+        for count in (1, most, most + 3):
+            torch.set_num_threads(count)
+            set_num_threads(1)
+            planned = replace(inputs, plan={})
+            assert torch.equal(run(planned), expected)
+            assert planned.plan["cpu"].threads == min(count, most)
+            assert get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+        set_num_threads(most)
+
+
+def test_an_output_of_another_shape_is_refused_and_left():
+    inputs = checked_inputs(**decode([20, 30]))
+    for wrong in (inputs.output()[1:], inputs.output()[:, :2]):
+        wrong.fill_(7)
+        with pytest.raises(ValueError, match="out must be \\[2, 4, 32\\]"):
+            cpu.cpu_attention(inputs, wrong)
+        assert (wrong == 7).all()
+
+
 def test_the_first_call_leaves_torch_its_number_of_threads():
     """Where both use OpenMP, numba would set it when it starts its own."""
     code = """
@@ -456,25 +547,30 @@ def test_a_shared_plan_changes_nothing_and_is_made_once(mode, monkeypatch):
     assert len(made) == 3
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        Case(lengths="many"),
-        Case(lengths="around"),  # the same lengths, in tensors of their own
-        Case(lengths="around", group=2),
-    ],
-    ids=str,
-)
-def test_a_plan_of_another_step_is_refused(other):
-    """Its rows would be written outside of the output, or read wrongly."""
+def test_a_plan_of_another_step_is_refused():
+    """Its rows would be written outside of the output."""
     plan = {}
     first = replace(inputs_of(Case(lengths="around")), plan=plan)
     cpu.cpu_attention(first, poisoned_output(first))
-    second = replace(inputs_of(other), plan=plan)
+    second = replace(inputs_of(Case(lengths="many")), plan=plan)
     out = poisoned_output(second)
     with pytest.raises(ValueError, match="plan was made for other"):
         cpu.cpu_attention(second, out)
     assert out.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "name", ["block_tables", "seq_lens", "query_start_loc"]
+)
+def test_a_plan_for_other_tensors_is_refused(name):
+    """Also where the numbers are the same: they may change later."""
+    plan = {}
+    case = Case(mode="prefill", lengths="around")
+    first = replace(inputs_of(case), plan=plan)
+    cpu.cpu_attention(first, poisoned_output(first))
+    second = replace(first, **{name: getattr(first, name).clone()})
+    with pytest.raises(ValueError, match="plan was made for other"):
+        cpu.cpu_attention(second, poisoned_output(second))
 
 
 @pytest.mark.parametrize(
@@ -488,6 +584,7 @@ def test_a_plan_of_another_step_is_refused(other):
         {"k_scale": torch.ones(2)},
         {"v_scale": torch.ones(2)},
         {"query": torch.ones(1)},
+        {"key_cache": torch.ones(1)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -498,6 +595,11 @@ def test_a_plan_for_other_options_or_heads_is_refused(change):
     cpu.cpu_attention(first, poisoned_output(first))
     if "query" in change:
         change = {"query": first.query[:, ::2]}
+    if "key_cache" in change:
+        change = {
+            "key_cache": first.key_cache[:, ::2],
+            "value_cache": first.value_cache[:, ::2],
+        }
     second = replace(first, **change)
     with pytest.raises(ValueError, match="plan was made for other"):
         cpu.cpu_attention(second, poisoned_output(second))

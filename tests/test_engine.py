@@ -30,6 +30,7 @@ from llm_systems_cookbook.memory import (
     ReservedMemory,
 )
 from llm_systems_cookbook.serving import Engine, Request, Scheduler
+from llm_systems_cookbook.serving.engine import StepInputs
 from llm_systems_cookbook.serving.request import Status, TokenOutput
 from llm_systems_cookbook.serving.scheduler import Counts
 
@@ -956,3 +957,15 @@ def test_numbers_that_were_names_are_not_given_again():
     finish(Run(engine))
     assert engine.generate([[2], [3]], 2) == [greedy([2], 2), greedy([3], 2)]
     assert engine.add_request([1], 1) == 3
+
+
+def test_a_table_with_too_few_blocks_is_an_error():
+    """A narrower table would hide the missing block."""
+    engine = Setup(block_size=4, num_blocks=8).make_engine()
+    nothing = torch.empty(0, dtype=torch.int64)
+    for block_ids, seq_lens in (([[1]], [8]), ([[1, 2], [3]], [8, 8])):
+        inputs = StepInputs(
+            nothing, nothing, nothing, block_ids, seq_lens, [], []
+        )
+        with pytest.raises(ValueError, match="reshape|inhomogeneous"):
+            engine._block_tables(inputs)

@@ -273,3 +273,23 @@ def test_a_cache_written_token_by_token_serves_attention(backend: str):
     out = attend(written, backend, written.output()).cpu()
     exact = reference_attention(inputs)
     assert (out - exact).norm() / exact.norm() < 1e-5
+
+
+def test_a_cache_without_blocks_takes_what_writes_nothing():
+    cache = torch.empty(0, 2, 16, 32)
+    key, slots = torch.ones(2, 2, 32), torch.tensor([-1, -1])
+    write_kv(key, key, cache, cache.clone(), slots)
+    with pytest.raises(ValueError, match="outside"):
+        write_kv(key, key, cache, cache.clone(), slots + 1)
+
+
+def test_a_single_head_may_be_expanded():
+    """Its stride of 0 is never taken."""
+    keys = torch.zeros(3, 16, 32).unsqueeze(1).expand(3, 1, 16, 32)
+    keys = keys.as_strided(keys.shape, (512, 0, 32, 1))
+    values = torch.zeros(3, 1, 16, 32)
+    key = torch.ones(1, 1, 32)
+    write_kv(key, 2 * key, keys, values, torch.tensor([17]))
+    assert keys.sum() == 32
+    assert (keys[1, 0, 1] == 1).all()
+    assert (values[1, 0, 1] == 2).all()

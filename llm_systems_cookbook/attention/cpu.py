@@ -53,7 +53,13 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     Returns:
         out. A block id outside the pool, or a position beyond the table,
         makes the rows that see it NaN.
+
+    Raises:
+        ValueError: out has another shape, or a plan of other inputs.
     """
+    shape = inputs.num_tokens, inputs.num_heads, inputs.head_dim_v
+    if out.shape != shape:
+        raise ValueError(f"out must be {list(shape)}, got {list(out.shape)}")
     exact = torch.float64 if out.dtype == torch.float64 else torch.float32
     plan = _plan(inputs, exact)
     in_place = out.dtype == exact and out.is_contiguous()
@@ -107,7 +113,7 @@ PIECE = _fields("tile", "head", "low", "end")
 class Plan(NamedTuple):
     """What follows from tables, lengths and options, not from numbers."""
 
-    sizes: tuple[float | None, ...]  # see `_sizes`
+    sizes: tuple[object, ...]  # see `_sizes`
     given: tuple[Tensor | None, ...]  # the very tensors, see `_given`
     tables: np.ndarray  # [num_seqs, max_blocks] int64
     scoring: "Scoring"
@@ -255,6 +261,7 @@ def _attend(
     own, head = tiles[piece.tile], piece.head
     position, length = own.position, own.length
     blocks = tables[own.seq]
+    limit = len(blocks) * keys.block_size + 1
     group = query.shape[1] // len(scoring.scale)
     queries = _rows(query, own.row, own.rows, head, group)
     peaks, totals, sums = partial[0][nth], partial[1][nth], partial[2][nth]
@@ -291,7 +298,8 @@ def _attend(
             _prefetch_rows(
                 values, values_stay, value_rows, a, b, sums.shape[1]
             )
-            seen = position + i // group + 1  # positions up to its own
+            # Positions up to its own; at most one that no block holds.
+            seen = min(position + i // group + 1, limit)
             low = max(first, seen - window)
             count = min(end, seen) - low
             if count <= 0:
@@ -816,10 +824,10 @@ def _plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
     return plan
 
 
-def _sizes(inputs: AttentionInputs) -> tuple[float | None, ...]:
+def _sizes(inputs: AttentionInputs) -> tuple[object, ...]:
     return (
-        inputs.num_tokens,
-        inputs.num_heads,
+        inputs.query.dtype,
+        *inputs.query.shape[:2],
         inputs.num_kv_heads,
         inputs.scale,
         inputs.window,
@@ -924,7 +932,8 @@ def _cut_rows(
                 tile.position = tile.length - (stop - row)
                 end = tile.position + tile.rows
                 tile.end = min(max(end, 0), limit)
-                tile.low = min(max(tile.position - window + 1, 0), tile.end)
+                low = min(tile.position, limit - 1) - window + 1
+                tile.low = min(max(low, 0), tile.end)
                 count += 1
     return tiles
 
@@ -966,10 +975,14 @@ def _shares(tiles: np.ndarray, pieces: np.ndarray, threads: int) -> np.ndarray:
     done, thread = 0, 1
     for nth in range(len(pieces)):
         piece = pieces[nth]
-        done += (piece.end - piece.low) * tiles[piece.tile].rows
-        while thread < threads and done * threads >= total * thread:
+        work = (piece.end - piece.low) * tiles[piece.tile].rows
+        # The piece across a cut goes to the side that has more of it.
+        while thread < threads and (
+            (2 * done + work) * threads > 2 * total * thread
+        ):
             shares[thread] = nth
             thread += 1
+        done += work
     return shares
 
 

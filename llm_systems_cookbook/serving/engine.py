@@ -573,8 +573,8 @@ class Engine:
             for blocks, count in zip(inputs.block_ids, counts, strict=True)
         ]
         # By numpy: torch takes longer to read a list of lists.
-        tables = torch.from_numpy(np.array(rows, dtype=np.int32))
-        return tables.to(self._device)
+        tables = np.array(rows, dtype=np.int32).reshape(len(rows), width)
+        return torch.from_numpy(tables).to(self._device)
 
     def _query_start_loc(self, query_lens: list[int]) -> Tensor | None:
         if max(query_lens) == 1:
