@@ -967,5 +967,5 @@ def test_a_table_with_too_few_blocks_is_an_error():
         inputs = StepInputs(
             nothing, nothing, nothing, block_ids, seq_lens, [], []
         )
-        with pytest.raises(ValueError, match="reshape|inhomogeneous"):
+        with pytest.raises(ValueError, match=r"reshape|inhomogeneous"):
             engine._block_tables(inputs)
