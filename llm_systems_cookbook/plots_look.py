@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -50,6 +50,7 @@ _TITLE_SIZE = 12.0
 _SMALL = 9.0  # the smallest font, in points
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", "-.", ":")
+_EARLY = 0.9  # of the width: a series that ends before is named there
 
 # What the look is made of. Nothing else is touched: a notebook's backend is
 # chosen while its first figure is made, and switches `interactive` on; putting
@@ -323,30 +324,54 @@ def _line_styles(
     return styles
 
 
-def _end(name: str, x: np.ndarray, y: np.ndarray) -> tuple[str, float, float]:
+class _End(NamedTuple):
+    """Where a series ends, in data coordinates, and how high it was."""
+
+    name: str
+    x: float
+    y: float
+    mean: float
+
+
+def _end(name: str, x: np.ndarray, y: np.ndarray) -> _End:
     """Return a series' name and its last finite point."""
-    last = np.flatnonzero(np.isfinite(y))[-1]
-    return name, float(x[last]), float(y[last])
+    finite = np.flatnonzero(np.isfinite(y))
+    last = finite[-1]
+    return _End(name, float(x[last]), float(y[last]), float(y[finite].mean()))
 
 
-def _end_labels(ax: Axes, ends: Sequence[tuple[str, float, float]]) -> None:
-    """Name each series at the right edge, moved apart where they collide."""
+def _end_labels(ax: Axes, ends: Sequence[_End]) -> None:
+    """Name each series: at the right edge, or where it ends well before it.
+
+    Labels that collide are moved apart. Where series end in one point, the
+    label of the one that was higher is the upper one.
+    """
     fig = ax.figure.canvas.figure
-    names = [_wrap(name, 130, 10) for name, _, _ in ends]
     fig.draw_without_rendering()  # settles limits and layout
     box = ax.get_window_extent()
-    wanted = [
-        (ax.transData.transform((x, y))[1] - box.y0) / box.height
-        for _, x, y in ends
+    ends = sorted(ends, key=lambda end: end.mean)
+    places = [
+        (ax.transData.transform(end[1:3]) - box.p0) / (box.width, box.height)
+        for end in ends
     ]
-    most_lines = max(name.count("\n") for name in names) + 1
+    late = [i for i in range(len(ends)) if not _has_room(i, places)]
+    for end in (end for i, end in enumerate(ends) if i not in late):
+        ax.annotate(
+            end.name,
+            end[1:3],
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    names = [_wrap(ends[i].name, 130, 10) for i in late]
+    most_lines = max((name.count("\n") for name in names), default=0) + 1
     gap = (2 + 12 * most_lines) * fig.dpi / 72 / box.height
-    for name, (_, x, y), height in zip(
-        names, ends, _spread(wanted, gap), strict=True
-    ):
+    # Rounded, so that those of one point keep the order of their means.
+    heights = _spread([round(places[i][1], 2) for i in late], gap)
+    for name, i, height in zip(names, late, heights, strict=True):
         ax.annotate(
             name,
-            (x, y),
+            ends[i][1:3],
             xytext=(1.04, height),
             textcoords="axes fraction",
             va="center",
@@ -360,6 +385,15 @@ def _end_labels(ax: Axes, ends: Sequence[tuple[str, float, float]]) -> None:
                 "relpos": (0, 0.5),
             },
         )
+
+
+def _has_room(i: int, places: Sequence[np.ndarray]) -> bool:
+    """Tell whether a series ends early, and no other right of its end."""
+    x, y = places[i]
+    return x < _EARLY and not any(
+        0 <= other[0] - x < 0.4 and abs(other[1] - y) < 0.06
+        for other in (*places[:i], *places[i + 1 :])
+    )
 
 
 def _spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -578,6 +578,17 @@ def test_exercise_is_todo_passed_or_failed(s, lines, grader, status, line):
     assert exercises(s)["fork"]["status"] == status
 
 
+def test_a_hint_is_shown_with_what_was_expected_and_cut_only_far_behind(
+    s, lines
+):
+    hint = f"step 3: {list(range(40))}, not {list(range(1, 41))}"
+    s.exercise("name", raiser(AssertionError(hint)))
+    s.exercise("long", raiser(AssertionError("x" * 10_000)))
+    short, long = lines()
+    assert short.endswith(hint)
+    assert len(long) < 520
+
+
 def test_running_an_exercise_again_replaces_its_record(s):
     s.exercise("first", raiser(NotImplementedError()))
     s.exercise("second", lambda: False)

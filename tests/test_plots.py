@@ -591,6 +591,43 @@ def test_labels_at_the_line_ends_do_not_overlap(draw):
             assert not box.overlaps(other)
 
 
+def labelled(fig):
+    """Return the names beside a chart, from top to bottom."""
+    texts = [t for t in fig.axes[0].texts if t.get_text()]
+    return [t.get_text() for t in sorted(texts, key=lambda t: -t.xyann[1])]
+
+
+@pytest.mark.parametrize("higher", ["first", "second"])
+def test_lines_that_end_in_one_point_are_named_in_their_order(higher):
+    values = {"first": [2, 2, 1], "second": [0.5, 0.5, 1]}
+    if higher == "second":
+        values = {"first": [0.5, 0.5, 1], "second": [2, 2, 1.001]}
+    fig = plots.lines([1, 2, 3], values, title="t", xlabel="x", ylabel="y")
+    assert labelled(fig)[0] == higher
+
+
+def test_a_line_that_ends_early_is_named_at_its_end():
+    values = {"whole": [1, 1, 1, 1], "early": [2, 2, np.nan, np.nan]}
+    fig = plots.lines([1, 2, 3, 4], values, title="t", xlabel="x", ylabel="y")
+    (early,) = (t for t in fig.axes[0].texts if t.get_text() == "early")
+    assert early.xy == (2, 2)
+    assert early.anncoords == "offset points"
+    assert early.arrow_patch is None
+
+
+def test_a_point_with_another_to_its_right_is_named_at_the_edge():
+    nan = np.nan
+    values = {
+        "left": [nan, 1, nan, nan],
+        "right": [nan, nan, 1, nan],
+        "whole": [3, 3, 3, 3],
+    }
+    fig = plots.lines([1, 2, 3, 4], values, title="t", xlabel="x", ylabel="y")
+    at = {t.get_text(): t.anncoords for t in fig.axes[0].texts}
+    assert at["left"] == at["whole"] == "axes fraction"
+    assert at["right"] == "offset points"
+
+
 def test_spread_keeps_the_order_and_the_distance():
     placed = plots_look._spread([0.99, 0.5, 0.98, 0.97], 0.1)
     assert placed == pytest.approx([1.0, 0.5, 0.9, 0.8])
