@@ -354,15 +354,18 @@ def _end_labels(ax: Axes, ends: Sequence[_End]) -> None:
         (ax.transData.transform(end[1:3]) - box.p0) / (box.width, box.height)
         for end in ends
     ]
-    late = [i for i in range(len(ends)) if not _has_room(i, places)]
-    for end in (end for i, end in enumerate(ends) if i not in late):
-        ax.annotate(
-            end.name,
-            end[1:3],
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-        )
+    sides = [_free_side(i, places) for i in range(len(ends))]
+    for end, side in zip(ends, sides, strict=True):
+        if side != 0:
+            ax.annotate(
+                end.name,
+                end[1:3],
+                xytext=(5 * side, 0),
+                textcoords="offset points",
+                ha="left" if side > 0 else "right",
+                va="center",
+            )
+    late = [i for i, side in enumerate(sides) if side == 0]
     names = [_wrap(ends[i].name, 130, 10) for i in late]
     most_lines = max((name.count("\n") for name in names), default=0) + 1
     gap = (2 + 12 * most_lines) * fig.dpi / 72 / box.height
@@ -387,13 +390,24 @@ def _end_labels(ax: Axes, ends: Sequence[_End]) -> None:
         )
 
 
-def _has_room(i: int, places: Sequence[np.ndarray]) -> bool:
-    """Tell whether a series ends early, and no other right of its end."""
+def _free_side(i: int, places: Sequence[np.ndarray]) -> int:
+    """Return where a series that ends early has room for its name.
+
+    1 is right of its end, -1 left of it, 0 nowhere, or it ends at the edge.
+    """
     x, y = places[i]
-    return x < _EARLY and not any(
-        0 <= other[0] - x < 0.4 and abs(other[1] - y) < 0.06
+    if x >= _EARLY:
+        return 0
+    beside = [
+        other[0] - x
         for other in (*places[:i], *places[i + 1 :])
-    )
+        if abs(other[1] - y) < 0.06
+    ]
+    if not any(0 <= distance < 0.4 for distance in beside):
+        return 1
+    if x > 0.3 and not any(-0.4 < distance <= 0 for distance in beside):
+        return -1
+    return 0
 
 
 def _spread(heights: Sequence[float], gap: float) -> list[float]:

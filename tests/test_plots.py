@@ -615,17 +615,28 @@ def test_a_line_that_ends_early_is_named_at_its_end():
     assert early.arrow_patch is None
 
 
-def test_a_point_with_another_to_its_right_is_named_at_the_edge():
+def test_points_at_one_height_are_named_where_there_is_room():
     nan = np.nan
     values = {
-        "left": [nan, 1, nan, nan],
-        "right": [nan, nan, 1, nan],
-        "whole": [3, 3, 3, 3],
+        "first": [nan, 1, nan, nan, nan, nan, nan],
+        "middle": [nan, nan, 1, nan, nan, nan, nan],
+        "last": [nan, nan, nan, 1, nan, nan, nan],
+        "whole": [3] * 7,
     }
-    fig = plots.lines([1, 2, 3, 4], values, title="t", xlabel="x", ylabel="y")
-    at = {t.get_text(): t.anncoords for t in fig.axes[0].texts}
-    assert at["left"] == at["whole"] == "axes fraction"
-    assert at["right"] == "offset points"
+    x = list(range(7))
+    fig = plots.lines(x, values, title="t", xlabel="x", ylabel="y")
+    at = {t.get_text(): t for t in fig.axes[0].texts}
+    assert at["first"].anncoords == "axes fraction"  # no room at the left
+    assert at["middle"].anncoords == at["whole"].anncoords == "axes fraction"
+    assert at["last"].xyann == (5, 0)
+    values.pop("middle")
+    values["first"], values["second"] = (
+        [nan, nan, 1, nan, nan, nan, nan],
+        values.pop("last"),
+    )
+    fig = plots.lines(x, values, title="t", xlabel="x", ylabel="y")
+    at = {t.get_text(): t.xyann for t in fig.axes[0].texts}
+    assert (at["first"], at["second"]) == ((-5, 0), (5, 0))
 
 
 def test_spread_keeps_the_order_and_the_distance():
