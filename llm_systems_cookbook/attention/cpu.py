@@ -165,6 +165,7 @@ Partial = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _compiled(**options: object) -> Callable[[Callable], Callable]:
     """Return njit that keeps its result on disk, where that is possible."""
     options["error_model"] = "numpy"  # no test for a division by zero
+    options["no_cfunc_wrapper"] = True  # C calls nothing here: compiles faster
 
     def decorate(function: Callable) -> Callable:
         try:
