@@ -586,11 +586,6 @@ def _grade(grader: Callable[[], object]) -> tuple[str, str]:
         )
     except NotImplementedError:
         return "todo", ""
-    return (
-        ("passed", "")
-        if passed
-        else (
-            "failed",
-            _one_line(reason, _HINT_LIMIT),
-        )
-    )
+    if passed:
+        return "passed", ""
+    return "failed", _one_line(reason, _HINT_LIMIT)

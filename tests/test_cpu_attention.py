@@ -583,8 +583,8 @@ def test_a_plan_for_other_tensors_is_refused(name):
         {"sinks": torch.ones(8)},
         {"k_scale": torch.ones(2)},
         {"v_scale": torch.ones(2)},
-        {"query": torch.ones(1)},
-        {"key_cache": torch.ones(1)},
+        {"heads": 4},
+        {"kv_heads": 1},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -593,13 +593,14 @@ def test_a_plan_for_other_options_or_heads_is_refused(change):
     first = replace(inputs_of(Case(lengths="around", group=4)), plan=plan)
     assert (first.num_heads, first.num_kv_heads) == (8, 2)
     cpu.cpu_attention(first, poisoned_output(first))
-    if "query" in change:
-        change = {"query": first.query[:, ::2]}
-    if "key_cache" in change:
-        change = {
-            "key_cache": first.key_cache[:, ::2],
-            "value_cache": first.value_cache[:, ::2],
-        }
-    second = replace(first, **change)
+    options = dict(change)
+    heads, kv_heads = options.pop("heads", 8), options.pop("kv_heads", 2)
+    second = replace(
+        first,
+        query=first.query[:, :heads],
+        key_cache=first.key_cache[:, :kv_heads],
+        value_cache=first.value_cache[:, :kv_heads],
+        **options,
+    )
     with pytest.raises(ValueError, match="plan was made for other"):
         cpu.cpu_attention(second, poisoned_output(second))
