@@ -19,6 +19,7 @@ MANAGER = "memory/memory_manager.py"
 WASTE = "memory/waste.py"
 KV_CACHE = "attention/kv_cache.py"
 CACHE_WRITE = "attention/cache_write.py"
+CPU = "attention/cpu.py"
 GATHER = "attention/gather.py"
 TRITON = "attention/triton_kernels.py"
 CONTIGUOUS = "attention/contiguous.py"
@@ -566,8 +567,17 @@ FAULTS = [
         "offset off by one",
         "06_paged_kv_cache",
         CACHE_WRITE,
-        "cache[blocks, :, offsets] = stored",
-        "cache[blocks, :, offsets - 1] = stored",
+        "cache[blocks, :, offsets] = rows",
+        "cache[blocks, :, offsets - 1] = rows",
+        "pytorch_leaves_the_same_bytes",
+    ),
+    Fault(
+        # In memory still: what is written outside ends the process.
+        "compiled offset counted from the block's end",
+        "06_paged_kv_cache",
+        CPU,
+        "offset = slot - block * cache.block_size",
+        "offset = (block + 1) * cache.block_size - 1 - slot",
         "each_token_lies_in_its_slot_and_nothing_elsewhere",
     ),
     Fault(
@@ -576,6 +586,14 @@ FAULTS = [
         CACHE_WRITE,
         "_write(value[used], value_cache, ",
         "_write(key[used], value_cache, ",
+        "pytorch_leaves_the_same_bytes",
+    ),
+    Fault(
+        "keys written as values, compiled",
+        "06_paged_kv_cache",
+        CPU,
+        "_write_rows(value, token, values, slot)",
+        "_write_rows(key, token, values, slot)",
         "each_token_lies_in_its_slot_and_nothing_elsewhere",
     ),
     Fault(
@@ -608,6 +626,14 @@ FAULTS = [
         CACHE_WRITE,
         "used = (slots >= 0) & (",
         "used = (slots >= -1) & (",
+        "pytorch_leaves_the_same_bytes",
+    ),
+    Fault(
+        "slot -1 is written, compiled",
+        "06_paged_kv_cache",
+        CPU,
+        "slot = slots[token]",
+        "slot = max(0, slots[token])",
         "slot_minus_1_writes_nothing",
     ),
     Fault(

@@ -3,10 +3,11 @@
 import math
 import subprocess
 import sys
+from dataclasses import fields, replace
 
 import pytest
 import torch
-from attention_cases import Case, build
+from attention_cases import Case, build, inputs_of
 
 from llm_systems_cookbook import attention
 from llm_systems_cookbook.attention import dispatch
@@ -16,6 +17,7 @@ from llm_systems_cookbook.attention.dispatch import (
     paged_attention,
     why_not,
 )
+from llm_systems_cookbook.attention.inputs import AttentionInputs
 
 PREFILL = Case(mode="prefill", lengths="around", seed=4)
 
@@ -236,6 +238,40 @@ def test_scale_multiplies_the_scores(scale: float | None):
 @pytest.fixture(autouse=True)
 def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COOKBOOK_BACKEND", raising=False)
+
+
+# --- The layers of a step ----------------------------------------------------
+
+
+def prefill_with_every_option() -> AttentionInputs:
+    options = {"window": "block", "softcap": True, "alibi": True}
+    inputs = inputs_of(replace(PREFILL, sinks=True, **options))
+    scales = {"k_scale": torch.ones(2), "v_scale": torch.ones(2)}
+    return replace(inputs, plan={}, **scales)
+
+
+def test_the_inputs_of_another_layer_differ_in_three_things_only():
+    first = prefill_with_every_option()
+    given = {
+        name: getattr(first, name).clone()
+        for name in ("query", "key_cache", "value_cache")
+    }
+    second = first.of_layer(**given)
+    for field in fields(AttentionInputs):
+        old, new = (getattr(x, field.name) for x in (first, second))
+        assert old is not None, "the case has all there is"
+        assert new is given.get(field.name, old), field.name
+
+
+@pytest.mark.parametrize("name", ["query", "key_cache", "value_cache"])
+def test_another_layer_of_another_shape_or_dtype_is_refused(name: str):
+    first = prefill_with_every_option()
+    given = {n: getattr(first, n) for n in ("query", "key_cache")}
+    given["value_cache"] = first.value_cache
+    for change in (lambda x: x[:-1], lambda x: x[..., :-1], torch.Tensor.half):
+        changed = change(given[name])
+        with pytest.raises(ValueError, match=f"{name} is .*, in another"):
+            first.of_layer(**given | {name: changed})
 
 
 CPU = torch.zeros(1)

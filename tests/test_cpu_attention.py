@@ -307,6 +307,17 @@ def test_many_short_sequences_and_few_long_ones():
     assert_matches_reference(run(inputs), inputs)
 
 
+def test_a_row_has_the_same_bits_whether_or_not_others_are_cut():
+    """One that is alone in one piece is combined where it was computed."""
+    arguments = decode(LENGTHS)
+    together = run(checked_inputs(**arguments))
+    short = [i for i, length in enumerate(LENGTHS) if length < 100]
+    own = {name: arguments[name][short] for name in ("query", "seq_lens")}
+    own["block_tables"] = arguments["block_tables"][short]
+    alone = run(checked_inputs(**arguments | own))
+    assert torch.equal(alone, together[short])
+
+
 def shares_of_work(lengths, rows, kv_heads, threads):
     """Return each thread's work: positions times rows."""
     starts = np.array([0, *np.cumsum(rows)])

@@ -628,6 +628,28 @@ def test_logits_of_a_wrong_shape_fail_every_request_and_leave_nothing(
         assert re.match(message, output.error)
 
 
+class FewerHeads(Wrapped):
+    """A model whose second layer asks with two of its four heads."""
+
+    def __init__(self):
+        super().__init__(lambda logits, _: logits)
+
+    def __call__(self, token_ids, positions, attention, rows):
+        def fewer(layer, query, key, value):
+            heads = 2 if layer == 1 else 4
+            return attention(layer, query[:, :heads], key, value)
+
+        return super().__call__(token_ids, positions, fewer, rows)
+
+
+def test_a_layer_that_asks_with_other_heads_fails_its_requests():
+    engine = Setup().make_engine(FewerHeads())
+    engine.add(REQUESTS[0])
+    (output,) = engine.step()
+    assert re.match(r"ValueError: query is \[3, 2, 4\].*\[3, 4", output.error)
+    assert_whole(engine)
+
+
 def test_an_engine_serves_on_after_a_failure():
     engine = Setup().make_engine(Spoiled(9))
     with pytest.raises(

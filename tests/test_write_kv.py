@@ -17,7 +17,8 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
     reason="Triton is not installed",
 )
-BACKENDS = ["cpu", pytest.param("triton", marks=needs_triton)]
+# "gather" writes in PyTorch.
+BACKENDS = ["cpu", "gather", pytest.param("triton", marks=needs_triton)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

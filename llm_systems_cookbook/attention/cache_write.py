@@ -76,10 +76,17 @@ def write_kv(
         triton_write(
             key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
         )
+        return
+    key = as_stored(key, key_cache.dtype, k_scale)
+    value = as_stored(value, value_cache.dtype, v_scale)
+    if backend == "cpu":
+        from llm_systems_cookbook.attention.cpu import cpu_write
+
+        cpu_write(key, value, key_cache, value_cache, slot_mapping)
     else:
         used, blocks, offsets = _places(slot_mapping.long(), key_cache)
-        _write(key[used], key_cache, blocks, offsets, k_scale)
-        _write(value[used], value_cache, blocks, offsets, v_scale)
+        _write(key[used], key_cache, blocks, offsets)
+        _write(value[used], value_cache, blocks, offsets)
 
 
 def _places(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,18 +98,13 @@ def _places(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _write(
-    rows: Tensor,
-    cache: Tensor,
-    blocks: Tensor,
-    offsets: Tensor,
-    scale: Tensor | None,
+    rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor
 ) -> None:
     """Write row i into block i, at offset i."""
-    stored = as_stored(rows, cache.dtype, scale)
     if cache.dtype in FP8:
         # Advanced indexing knows no float8; its bytes are as good.
-        cache, stored = cache.view(torch.uint8), stored.view(torch.uint8)
-    cache[blocks, :, offsets] = stored
+        cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
+    cache[blocks, :, offsets] = rows
 
 
 def as_stored(

@@ -10,7 +10,9 @@ never by how many threads there are, so one thread and many give the same bits.
 """
 
 import math
+import operator
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -64,11 +66,15 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     plan = _plan(inputs, exact)
     in_place = out.dtype == exact and out.is_contiguous()
     result = out if in_place else torch.empty(out.shape, dtype=exact)
+    query = inputs.query
+    if query.requires_grad:
+        query = query.detach()
     wanted, before = torch.get_num_threads(), get_num_threads()
-    set_num_threads(plan.threads)
+    if before != plan.threads:
+        set_num_threads(plan.threads)
     try:
         _attend_all(
-            inputs.query.detach().to(exact).contiguous().numpy(),
+            query.to(exact).contiguous().numpy(),
             _cache(inputs.key_cache, exact),
             _cache(inputs.value_cache, exact),
             plan.tables,
@@ -79,12 +85,39 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
             result.numpy(),
         )
     finally:
-        set_num_threads(before)
+        if before != plan.threads:
+            set_num_threads(before)
         if torch.get_num_threads() != wanted:
             # Where both use OpenMP, numba starts its threads by telling
             # OpenMP how many there are, and torch believes it.
             torch.set_num_threads(wanted)
     return out if in_place else out.copy_(result)
+
+
+def cpu_write(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+) -> None:
+    """Copy the key and value of token i into slot `slots[i]`.
+
+    Args:
+        key: [num_tokens, num_kv_heads, head_dim], of key_cache's dtype.
+        value: [num_tokens, num_kv_heads, head_dim_v], of value_cache's.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim].
+        value_cache: the same with head_dim_v.
+        slots: [num_tokens] int32 or int64; one outside the cache writes
+            nothing.
+    """
+    _write_all(
+        _numbers(key.contiguous()).reshape(key.shape),
+        _numbers(value.contiguous()).reshape(value.shape),
+        _cache(key_cache),
+        _cache(value_cache),
+        slots.long().contiguous().numpy(),
+    )
 
 
 # --- What the kernel is given ------------------------------------------------
@@ -205,6 +238,8 @@ def _attend_all(
     heads, threads = len(scoring.scale), len(shares) - 1
     partial = _unwritten(tiles, len(pieces), heads, out)
     _clear(out)
+    # Threads meet once more only where pieces of the same rows have to.
+    cut = len(pieces) > len(tiles) * heads
     for thread in prange(threads):
         for nth in range(shares[thread], shares[thread + 1]):
             _attend(
@@ -218,8 +253,12 @@ def _attend_all(
                 nth,
                 partial,
             )
-    for job in prange(len(tiles) * heads):
-        _combine(tiles, job // heads, job % heads, scoring, partial, out)
+            if not cut:
+                piece = pieces[nth]
+                _combine(tiles, piece.tile, piece.head, scoring, partial, out)
+    if cut:
+        for job in prange(len(tiles) * heads):
+            _combine(tiles, job // heads, job % heads, scoring, partial, out)
 
 
 @_inlined()
@@ -702,6 +741,41 @@ def _merge(
             row[d] += share * sums[piece, i, d]
 
 
+@_compiled()
+def _write_all(
+    key: np.ndarray,
+    value: np.ndarray,
+    keys: Cache,
+    values: Cache,
+    slots: np.ndarray,
+) -> None:
+    """Write each token's rows where its slot says."""
+    num_slots = keys.num_blocks * keys.block_size
+    for token in range(len(slots)):
+        slot = slots[token]
+        if 0 <= slot < num_slots:
+            _write_rows(key, token, keys, slot)
+            _write_rows(value, token, values, slot)
+
+
+@_inlined()
+def _write_rows(rows: np.ndarray, token: int, cache: Cache, slot: int) -> None:
+    """Write a row for each head."""
+    numbers, step, width = cache.numbers, cache.step, rows.shape[2]
+    block = slot // cache.block_size
+    offset = slot - block * cache.block_size
+    start = block * cache.block_stride + offset * cache.token_stride
+    for head in range(rows.shape[1]):
+        if step == 1:
+            at = np.uint64(start)
+            for d in range(np.uint64(width)):
+                numbers[at + d] = rows[token, head, d]
+        else:
+            for d in range(width):
+                numbers[start + d * step] = rows[token, head, d]
+        start += cache.head_stride
+
+
 @intrinsic
 def _prefetch(
     typing_context: object, numbers: object, index: object
@@ -815,9 +889,8 @@ def _plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
         inputs.plan["cpu"] = _new_plan(inputs, exact)
     plan = inputs.plan["cpu"]
     # Rows of another step would be written outside of this one's output.
-    if plan.sizes != _sizes(inputs) or any(
-        mine is not theirs
-        for mine, theirs in zip(plan.given, _given(inputs), strict=True)
+    if plan.sizes != _sizes(inputs) or not all(
+        map(operator.is_, plan.given, _given(inputs))
     ):
         raise ValueError(
             "the plan was made for other tables, lengths, heads or options"
@@ -987,43 +1060,51 @@ def _shares(tiles: np.ndarray, pieces: np.ndarray, threads: int) -> np.ndarray:
     return shares
 
 
-def _cache(cache: Tensor, exact: torch.dtype = torch.float32) -> Cache:
-    numbers, contiguous = cache.detach(), cache.is_contiguous()
-    if contiguous:
-        numbers = numbers.view(-1)
-    else:
-        numbers = numbers.as_strided((_span(cache),), (1,))
-    table = np.empty(0, np.float32)
-    if cache.dtype in FP8:
-        numbers = numbers.view(torch.uint8)
-        table = (
-            torch.arange(256, dtype=torch.uint8)
-            .view(cache.dtype)
-            .float()
-            .numpy()
-        )
-    elif cache.dtype == torch.float16:
-        numbers = numbers.view(torch.int16)
-    elif cache.dtype == torch.bfloat16:
-        numbers = numbers.view(torch.uint16)
-    return Cache(
-        numbers.numpy(),
-        *cache.stride(),
-        cache.shape[0],
-        cache.shape[2],
-        CACHE_LINE // cache.element_size(),
-        cache.dtype == exact and contiguous and cache.shape[2] % TILE == 0,
-        table,
-    )
+# What numpy does not know is given as bits.
+BITS = dict.fromkeys(FP8, torch.uint8) | {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.uint16,
+}
+NO_TABLE = np.empty(0, np.float32)
 
 
-def _span(cache: Tensor) -> int:
-    """Return how many numbers lie from a cache's first to its last."""
-    if cache.numel() == 0:
+def _numbers(tensor: Tensor) -> np.ndarray:
+    """Return a tensor's memory from first to last, one-dimensional."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_contiguous():
+        tensor = tensor.as_strided((_span(tensor),), (1,))
+    if tensor.dtype in BITS:
+        tensor = tensor.view(BITS[tensor.dtype])
+    return tensor.numpy().reshape(-1)
+
+
+def _span(tensor: Tensor) -> int:
+    """Return how many numbers lie from a tensor's first to its last."""
+    if tensor.numel() == 0:
         return 0
-    return 1 + sum(
-        (n - 1) * s for n, s in zip(cache.shape, cache.stride(), strict=True)
+    strides = tensor.stride()
+    return 1 + sum(map(operator.mul, tensor.shape, strides)) - sum(strides)
+
+
+def _cache(cache: Tensor, exact: torch.dtype = torch.float32) -> Cache:
+    num_blocks, _, block_size, _ = cache.shape
+    whole = cache.dtype == exact and block_size % TILE == 0
+    return Cache(
+        _numbers(cache),
+        *cache.stride(),
+        num_blocks,
+        block_size,
+        CACHE_LINE // cache.element_size(),
+        whole and cache.is_contiguous(),
+        _meanings(cache.dtype) if cache.dtype in FP8 else NO_TABLE,
     )
+
+
+@lru_cache
+def _meanings(dtype: torch.dtype) -> np.ndarray:
+    """Return what each 8-bit number stands for: [256] float32."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
 
 
 def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
@@ -1031,16 +1112,28 @@ def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
         given: Tensor | None, otherwise: float, count: int
     ) -> np.ndarray:
         if given is None:
-            return np.full(count, otherwise, dtype)
+            return _constant(count, otherwise, dtype)
         return given.detach().numpy().astype(dtype)
 
     kv_heads, heads = inputs.num_kv_heads, inputs.num_heads
-    scale = per_head(inputs.k_scale, 1, kv_heads) * dtype(inputs.scale)
+    scale = dtype(inputs.scale)
+    if inputs.k_scale is None:
+        key_scale = _constant(kv_heads, scale, dtype)
+    else:
+        key_scale = per_head(inputs.k_scale, 1, kv_heads) * scale
     return Scoring(
-        scale,
+        key_scale,
         per_head(inputs.v_scale, 1, kv_heads),
         per_head(inputs.alibi_slopes, 0, heads),
         per_head(inputs.sinks, -np.inf, heads),
         NO_WINDOW if inputs.window is None else inputs.window,
         dtype(inputs.softcap or 0),
     )
+
+
+@lru_cache
+def _constant(
+    count: int, value: float, dtype: type[np.floating]
+) -> np.ndarray:
+    """Return one number, `count` times. Shared: only to be read."""
+    return np.full(count, value, dtype)

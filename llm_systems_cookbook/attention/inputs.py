@@ -118,11 +118,45 @@ class AttentionInputs:
             return torch.ones_like(self.seq_lens)
         return self.query_start_loc.long().diff()
 
+    def of_layer(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor
+    ) -> "AttentionInputs":
+        """Return the inputs of another layer: the same but for these three.
+
+        Raises:
+            ValueError: the shape or dtype of one is not what it is here.
+        """
+        for name, mine, other in (
+            ("query", self.query, query),
+            ("key_cache", self.key_cache, key_cache),
+            ("value_cache", self.value_cache, value_cache),
+        ):
+            if other.shape != mine.shape or other.dtype != mine.dtype:
+                raise ValueError(
+                    f"{name} is {list(other.shape)} {other.dtype}, in "
+                    f"another layer {list(mine.shape)} {mine.dtype}"
+                )
+        return AttentionInputs(
+            query,
+            key_cache,
+            value_cache,
+            self.block_tables,
+            self.seq_lens,
+            self.query_start_loc,
+            self.scale,
+            self.window,
+            self.softcap,
+            self.alibi_slopes,
+            self.sinks,
+            self.k_scale,
+            self.v_scale,
+            self.plan,
+        )
+
     def output(self) -> Tensor:
         """Return an unwritten output: [num_tokens, num_heads, head_dim_v]."""
-        shape = self.num_tokens, self.num_heads, self.head_dim_v
-        return torch.empty(
-            shape, dtype=self.query.dtype, device=self.query.device
+        return self.query.new_empty(
+            (self.num_tokens, self.num_heads, self.head_dim_v)
         )
 
 

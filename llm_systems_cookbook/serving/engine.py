@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -158,9 +158,8 @@ class Engine:
         self.on_batch: Callable[[Batch], None] | None = None
         self._device = kv_cache.keys[0].device
         self._backend = self._chosen(backend)
-        # Only Triton writes in its own way; "gather" looks nothing up.
-        fastest = choose_backend(kv_cache.keys[0])
-        self._writer = "triton" if fastest == "triton" else "gather"
+        # All ways to attend write alike.
+        self._writer = choose_backend(kv_cache.keys[0])
         self._known: set[Hashable] = set()
         self._first_free = 0  # a number that is no request's id
         self._moves: deque[tuple[Move, list[BlockCopy]]] = deque()
@@ -528,23 +527,30 @@ class Engine:
         tables = self._block_tables(inputs)
         seq_lens = self._tensor(inputs.seq_lens)
         starts = self._query_start_loc(inputs.query_lens)
-        plan: dict[str, Any] = {}  # worked out in the first layer
+        first: AttentionInputs | None = None  # of the layer that came first
 
         def attention(
             layer: int, query: Tensor, key: Tensor, value: Tensor
         ) -> Tensor:
+            nonlocal first
             self._write(layer, key, value, inputs.slots)
-            # What the values say is right by construction: not read again.
-            checked = checked_inputs(
+            given = (
                 query,
                 self.kv_cache.keys[layer],
                 self.kv_cache.values[layer],
-                tables,
-                seq_lens,
-                query_start_loc=starts,
-                validate=False,
-                plan=plan,
             )
+            if first is None:
+                # The values are right by construction: not read again.
+                first = checked = checked_inputs(
+                    *given,
+                    tables,
+                    seq_lens,
+                    query_start_loc=starts,
+                    validate=False,
+                    plan={},  # worked out here, for all layers
+                )
+            else:
+                checked = first.of_layer(*given)
             return backend(checked, checked.output())
 
         return attention
