@@ -27,8 +27,6 @@ class RestartKernel(RuntimeError):
 
 def installed(module: str) -> bool:
     """Tell whether a module could be imported; imports nothing."""
-    if sys.modules.get(module) is not None:  # asked in every step
-        return True
     return importlib.util.find_spec(module) is not None
 
 

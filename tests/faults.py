@@ -572,7 +572,7 @@ FAULTS = [
         "pytorch_leaves_the_same_bytes",
     ),
     Fault(
-        # In memory still: what is written outside ends the process.
+        # Stays inside the cache: a write outside would end the process.
         "compiled offset counted from the block's end",
         "06_paged_kv_cache",
         CPU,

@@ -256,7 +256,7 @@ def test_the_inputs_of_another_layer_differ_in_three_things_only():
         name: getattr(first, name).clone()
         for name in ("query", "key_cache", "value_cache")
     }
-    second = first.of_layer(**given)
+    second = first.for_layer(**given)
     for field in fields(AttentionInputs):
         old, new = (getattr(x, field.name) for x in (first, second))
         assert old is not None, "the case has all there is"
@@ -264,14 +264,19 @@ def test_the_inputs_of_another_layer_differ_in_three_things_only():
 
 
 @pytest.mark.parametrize("name", ["query", "key_cache", "value_cache"])
-def test_another_layer_of_another_shape_or_dtype_is_refused(name: str):
+def test_another_layer_of_another_shape_dtype_or_device_is_refused(name: str):
     first = prefill_with_every_option()
     given = {n: getattr(first, n) for n in ("query", "key_cache")}
     given["value_cache"] = first.value_cache
-    for change in (lambda x: x[:-1], lambda x: x[..., :-1], torch.Tensor.half):
+    for change in (
+        lambda x: x[:-1],
+        lambda x: x[..., :-1],
+        lambda x: x.half(),
+        lambda x: x.to("meta"),
+    ):
         changed = change(given[name])
         with pytest.raises(ValueError, match=f"{name} is .*, in another"):
-            first.of_layer(**given | {name: changed})
+            first.for_layer(**given | {name: changed})
 
 
 CPU = torch.zeros(1)

@@ -66,7 +66,7 @@ def test_every_bit_pattern_is_widened_as_torch_does(dtype):
     cache = every_pattern(dtype)
     tile = np.empty((len(cache), 256), np.float32)
     rows = np.arange(len(cache)) * 256
-    cpu._copy_rows(cpu._cache(cache), rows, len(rows), tile)
+    cpu._copy_rows(cpu._cache(cache, torch.float32), rows, len(rows), tile)
     exact = cache.float().view(-1, 256).numpy()
     nan = np.isnan(exact)
     assert nan.any()
@@ -210,19 +210,19 @@ def test_tiles_in_place_and_copied_ones_give_the_same_bits(
     for moved in (names[:1], names[1:], names):
         copied = {name: with_steps(arguments[name]) for name in moved}
         other = checked_inputs(**{**arguments, **copied}, window=window)
-        assert not cpu._cache(copied[moved[0]]).whole
+        assert not cpu._cache(copied[moved[0]], torch.float32).whole
         assert torch.equal(run(other), out)
 
 
 def test_only_tiles_the_sums_can_take_as_they_are_stay_in_place():
     cache = torch.zeros(3, 2, 32, 8)
-    assert cpu._cache(cache).whole
-    assert not cpu._cache(cache.half()).whole
+    assert cpu._cache(cache, torch.float32).whole
+    assert not cpu._cache(cache.half(), torch.float32).whole
     assert not cpu._cache(cache, torch.float64).whole
     assert cpu._cache(cache.double(), torch.float64).whole
-    assert not cpu._cache(cache[:, :, :20].contiguous()).whole
-    assert not cpu._cache(cache[:, :, :16]).whole
-    assert not cpu._cache(cache[:1].expand(3, -1, -1, -1)).whole
+    assert not cpu._cache(cache[:, :, :20].contiguous(), torch.float32).whole
+    assert not cpu._cache(cache[:, :, :16], torch.float32).whole
+    assert not cpu._cache(cache[:1].expand(3, -1, -1, -1), torch.float32).whole
 
 
 def test_functions_that_may_reorder_sums_call_no_compiled_function():
@@ -308,13 +308,14 @@ def test_many_short_sequences_and_few_long_ones():
 
 
 def test_a_row_has_the_same_bits_whether_or_not_others_are_cut():
-    """One that is alone in one piece is combined where it was computed."""
+    """Rows in one piece are combined at once, or after those that are cut."""
     arguments = decode(LENGTHS)
     together = run(checked_inputs(**arguments))
     short = [i for i, length in enumerate(LENGTHS) if length < 100]
     own = {name: arguments[name][short] for name in ("query", "seq_lens")}
     own["block_tables"] = arguments["block_tables"][short]
     alone = run(checked_inputs(**arguments | own))
+    assert max(LENGTHS) > cpu.MIN_PIECE > 100
     assert torch.equal(alone, together[short])
 
 

@@ -22,7 +22,11 @@ from serving_cases import (
     take_step,
 )
 
-from llm_systems_cookbook.attention import ContiguousKVCache, PagedKVCache
+from llm_systems_cookbook.attention import (
+    ContiguousKVCache,
+    PagedKVCache,
+    cpu,
+)
 from llm_systems_cookbook.attention.gather import gather_attention
 from llm_systems_cookbook.memory import (
     BlockAllocator,
@@ -628,6 +632,24 @@ def test_logits_of_a_wrong_shape_fail_every_request_and_leave_nothing(
         assert re.match(message, output.error)
 
 
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_both_caches_are_written_by_the_fastest_write(contiguous, monkeypatch):
+    written = []
+    write = cpu.cpu_write
+
+    def counted(*arguments):
+        written.append(arguments)
+        write(*arguments)
+
+    monkeypatch.setattr(cpu, "cpu_write", counted)
+    for forced, calls in (("cpu", 2), ("gather", 0)):
+        monkeypatch.setenv("COOKBOOK_BACKEND", forced)
+        written.clear()
+        engine = Setup(contiguous=contiguous).make_engine()
+        assert engine.generate([[1, 2, 3]], 1) == [greedy([1, 2, 3], 1)]
+        assert len(written) == calls, "one call for each layer"
+
+
 class FewerHeads(Wrapped):
     """A model whose second layer asks with two of its four heads."""
 
@@ -646,7 +668,9 @@ def test_a_layer_that_asks_with_other_heads_fails_its_requests():
     engine = Setup().make_engine(FewerHeads())
     engine.add(REQUESTS[0])
     (output,) = engine.step()
-    assert re.match(r"ValueError: query is \[3, 2, 4\].*\[3, 4", output.error)
+    assert re.match(
+        r"ValueError: query is \[3, 2, 4\].*\[3, 4, 4\]", output.error
+    )
     assert_whole(engine)
 
 

@@ -17,7 +17,7 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
     reason="Triton is not installed",
 )
-# "gather" writes in PyTorch.
+# "gather" is the write without numba and without Triton.
 BACKENDS = ["cpu", "gather", pytest.param("triton", marks=needs_triton)]
 
 

@@ -19,7 +19,7 @@ class Write:
     head_dim_v: int = 32
     block_size: int = 16
     tokens: int = 9
-    layout: str = "plain"  # plain, strided, tokens_first
+    layout: str = "plain"  # plain, strided, tokens_first, dims_apart
     rows: str = "plain"  # plain, strided
     padding: bool = False
 
@@ -42,6 +42,8 @@ WRITES = [
     Write(layout="tokens_first", head_dim=80, head_dim_v=96, block_size=1),
     Write(head_dim=1, head_dim_v=3, block_size=5, heads=1),
     Write(head_dim=192, head_dim_v=128, block_size=256, heads=3),
+    Write(layout="dims_apart", rows="strided", padding=True, head_dim_v=48),
+    Write(layout="dims_apart", dtype=torch.bfloat16, block_size=1),
     Write(tokens=0),
     Write(tokens=1, block_size=8, padding=True),
 ]
@@ -96,6 +98,10 @@ def _cache(
         whole = torch.full((num_blocks, size, heads, dim), torch.nan)
         whole = whole.to(device, case.dtype)
         return whole.transpose(1, 2), whole
+    if case.layout == "dims_apart":
+        whole = torch.full((num_blocks, dim, heads, size), torch.nan)
+        whole = whole.to(device, case.dtype)
+        return whole.permute(0, 2, 3, 1), whole
     extra = 3 if case.layout == "strided" else 0
     shape = num_blocks, heads + extra, size + extra, dim + extra
     whole = torch.full(shape, torch.nan).to(device, case.dtype)

@@ -45,7 +45,9 @@ def write_kv(
             strides but 0; of key's dtype, or float8_e4m3fn or float8_e5m2.
         value_cache: the same with head_dim_v, of key_cache's dtype.
         slot_mapping: [num_tokens] int32 or int64.
-        backend: as in `paged_attention`.
+        backend: "triton" and "cpu" have writes of their own, "gather" and
+            "reference" write by PyTorch's indexing; "auto" chooses as in
+            `paged_attention`.
         k_scale: keys are divided by it before they are stored: one number,
             or [num_kv_heads]; rounded to float32.
         v_scale: the same for values.
@@ -80,6 +82,7 @@ def write_kv(
     key = as_stored(key, key_cache.dtype, k_scale)
     value = as_stored(value, value_cache.dtype, v_scale)
     if backend == "cpu":
+        # When it is used: numba takes a moment.
         from llm_systems_cookbook.attention.cpu import cpu_write
 
         cpu_write(key, value, key_cache, value_cache, slot_mapping)
@@ -100,7 +103,7 @@ def _places(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _write(
     rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor
 ) -> None:
-    """Write row i into block i, at offset i."""
+    """Write rows[i], of the cache's dtype, into blocks[i] at offsets[i]."""
     if cache.dtype in FP8:
         # Advanced indexing knows no float8; its bytes are as good.
         cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)

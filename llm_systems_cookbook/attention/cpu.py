@@ -1,4 +1,6 @@
-"""Attention on the CPU that reads blocks in place, compiled by numba.
+"""Attention on the CPU that reads blocks in place, and the write into them.
+
+Both are compiled by numba.
 
 The work is cut into pieces: one KV head, a few query rows, a range of
 positions. A piece goes through its range tile by tile with an online softmax
@@ -69,6 +71,8 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     query = inputs.query
     if query.requires_grad:
         query = query.detach()
+    # Nothing is set that is right already: each call costs microseconds, and
+    # a layer of a small step has few.
     wanted, before = torch.get_num_threads(), get_num_threads()
     if before != plan.threads:
         set_num_threads(plan.threads)
@@ -103,10 +107,14 @@ def cpu_write(
 ) -> None:
     """Copy the key and value of token i into slot `slots[i]`.
 
+    Nothing is checked here: `write_kv` has, and rows of another shape would
+    be written outside the caches.
+
     Args:
         key: [num_tokens, num_kv_heads, head_dim], of key_cache's dtype.
         value: [num_tokens, num_kv_heads, head_dim_v], of value_cache's.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim].
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], any
+            strides but 0.
         value_cache: the same with head_dim_v.
         slots: [num_tokens] int32 or int64; one outside the cache writes
             nothing.
@@ -114,8 +122,8 @@ def cpu_write(
     _write_all(
         _numbers(key.contiguous()).reshape(key.shape),
         _numbers(value.contiguous()).reshape(value.shape),
-        _cache(key_cache),
-        _cache(value_cache),
+        _cache(key_cache, key.dtype),
+        _cache(value_cache, value.dtype),
         slots.long().contiguous().numpy(),
     )
 
@@ -172,7 +180,7 @@ class Scoring(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """One cache as the kernel reads it."""
+    """One cache as compiled code reads and writes it."""
 
     numbers: np.ndarray  # all of its memory, one-dimensional
     block_stride: int  # strides count numbers, not bytes
@@ -238,7 +246,7 @@ def _attend_all(
     heads, threads = len(scoring.scale), len(shares) - 1
     partial = _unwritten(tiles, len(pieces), heads, out)
     _clear(out)
-    # Threads meet once more only where pieces of the same rows have to.
+    # Where no rows are cut, no thread waits for another one's pieces.
     cut = len(pieces) > len(tiles) * heads
     for thread in prange(threads):
         for nth in range(shares[thread], shares[thread + 1]):
@@ -741,41 +749,6 @@ def _merge(
             row[d] += share * sums[piece, i, d]
 
 
-@_compiled()
-def _write_all(
-    key: np.ndarray,
-    value: np.ndarray,
-    keys: Cache,
-    values: Cache,
-    slots: np.ndarray,
-) -> None:
-    """Write each token's rows where its slot says."""
-    num_slots = keys.num_blocks * keys.block_size
-    for token in range(len(slots)):
-        slot = slots[token]
-        if 0 <= slot < num_slots:
-            _write_rows(key, token, keys, slot)
-            _write_rows(value, token, values, slot)
-
-
-@_inlined()
-def _write_rows(rows: np.ndarray, token: int, cache: Cache, slot: int) -> None:
-    """Write a row for each head."""
-    numbers, step, width = cache.numbers, cache.step, rows.shape[2]
-    block = slot // cache.block_size
-    offset = slot - block * cache.block_size
-    start = block * cache.block_stride + offset * cache.token_stride
-    for head in range(rows.shape[1]):
-        if step == 1:
-            at = np.uint64(start)
-            for d in range(np.uint64(width)):
-                numbers[at + d] = rows[token, head, d]
-        else:
-            for d in range(width):
-                numbers[start + d * step] = rows[token, head, d]
-        start += cache.head_stride
-
-
 @intrinsic
 def _prefetch(
     typing_context: object, numbers: object, index: object
@@ -800,6 +773,44 @@ def _prefetch(
         return context.get_dummy_value()
 
     return types.void(numbers, types.int64), generate
+
+
+# --- The write --------------------------------------------------------------
+
+
+@_compiled()
+def _write_all(
+    key: np.ndarray,
+    value: np.ndarray,
+    keys: Cache,
+    values: Cache,
+    slots: np.ndarray,
+) -> None:
+    """Write each token's rows where its slot says."""
+    num_slots = keys.num_blocks * keys.block_size
+    for token in range(len(slots)):
+        slot = slots[token]
+        if 0 <= slot < num_slots:
+            _write_rows(key, token, keys, slot)
+            _write_rows(value, token, values, slot)
+
+
+@_inlined()
+def _write_rows(rows: np.ndarray, token: int, cache: Cache, slot: int) -> None:
+    """Copy rows[token], [num_kv_heads, head_dim], into a slot."""
+    numbers, step, width = cache.numbers, cache.step, rows.shape[2]
+    block = slot // cache.block_size
+    offset = slot - block * cache.block_size
+    start = block * cache.block_stride + offset * cache.token_stride
+    for head in range(rows.shape[1]):
+        if step == 1:
+            at = np.uint64(start)
+            for d in range(np.uint64(width)):
+                numbers[at + d] = rows[token, head, d]
+        else:
+            for d in range(width):
+                numbers[start + d * step] = rows[token, head, d]
+        start += cache.head_stride
 
 
 # --- Numbers ----------------------------------------------------------------
@@ -1069,7 +1080,10 @@ NO_TABLE = np.empty(0, np.float32)
 
 
 def _numbers(tensor: Tensor) -> np.ndarray:
-    """Return a tensor's memory from first to last, one-dimensional."""
+    """Return a view of a tensor's memory from its first number to its last.
+
+    One-dimensional; bits, where numpy does not know the dtype.
+    """
     if tensor.requires_grad:
         tensor = tensor.detach()
     if not tensor.is_contiguous():
@@ -1083,11 +1097,13 @@ def _span(tensor: Tensor) -> int:
     """Return how many numbers lie from a tensor's first to its last."""
     if tensor.numel() == 0:
         return 0
-    strides = tensor.stride()
-    return 1 + sum(map(operator.mul, tensor.shape, strides)) - sum(strides)
+    return 1 + sum(
+        (n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
-def _cache(cache: Tensor, exact: torch.dtype = torch.float32) -> Cache:
+def _cache(cache: Tensor, exact: torch.dtype) -> Cache:
+    """Describe a cache; `exact` is the dtype of the sums."""
     num_blocks, _, block_size, _ = cache.shape
     whole = cache.dtype == exact and block_size % TILE == 0
     return Cache(
@@ -1116,13 +1132,8 @@ def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
         return given.detach().numpy().astype(dtype)
 
     kv_heads, heads = inputs.num_kv_heads, inputs.num_heads
-    scale = dtype(inputs.scale)
-    if inputs.k_scale is None:
-        key_scale = _constant(kv_heads, scale, dtype)
-    else:
-        key_scale = per_head(inputs.k_scale, 1, kv_heads) * scale
     return Scoring(
-        key_scale,
+        per_head(inputs.k_scale, 1, kv_heads) * dtype(inputs.scale),
         per_head(inputs.v_scale, 1, kv_heads),
         per_head(inputs.alibi_slopes, 0, heads),
         per_head(inputs.sinks, -np.inf, heads),
@@ -1135,5 +1146,5 @@ def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
 def _constant(
     count: int, value: float, dtype: type[np.floating]
 ) -> np.ndarray:
-    """Return one number, `count` times. Shared: only to be read."""
+    """Return one number, `count` times: made once, and only read."""
     return np.full(count, value, dtype)

@@ -158,7 +158,7 @@ class Engine:
         self.on_batch: Callable[[Batch], None] | None = None
         self._device = kv_cache.keys[0].device
         self._backend = self._chosen(backend)
-        # All ways to attend write alike.
+        # Whatever attends, the bytes are the same: take the fastest write.
         self._writer = choose_backend(kv_cache.keys[0])
         self._known: set[Hashable] = set()
         self._first_free = 0  # a number that is no request's id
@@ -527,7 +527,7 @@ class Engine:
         tables = self._block_tables(inputs)
         seq_lens = self._tensor(inputs.seq_lens)
         starts = self._query_start_loc(inputs.query_lens)
-        first: AttentionInputs | None = None  # of the layer that came first
+        first: AttentionInputs | None = None  # of the first layer called
 
         def attention(
             layer: int, query: Tensor, key: Tensor, value: Tensor
@@ -547,10 +547,10 @@ class Engine:
                     seq_lens,
                     query_start_loc=starts,
                     validate=False,
-                    plan={},  # worked out here, for all layers
+                    plan={},  # the backend fills it, for all layers
                 )
             else:
-                checked = first.of_layer(*given)
+                checked = first.for_layer(*given)
             return backend(checked, checked.output())
 
         return attention
