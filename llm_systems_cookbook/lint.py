@@ -762,11 +762,28 @@ def returned_values_are_not_shown(notebook: Notebook) -> Findings:
             yield cell, f"end the cell with ; after {last}()"
 
 
+@_rule
+def listings_are_shown(notebook: Notebook) -> Findings:
+    """Jupyter shows the value of a cell's last line, and of no other."""
+    for cell in notebook.code_cells:
+        statements = cell.tree.body if cell.tree else []
+        if not cell.source.rstrip().endswith(";"):
+            statements = statements[:-1]
+        if any(_call(line) == "s.show_source" for line in statements):
+            yield cell, "s.show_source shows nothing but on the last line"
+
+
 def _last_call(cell: Cell) -> str:
     """Return what the cell's last line calls, or nothing."""
-    last = cell.tree.body[-1] if cell.tree and cell.tree.body else None
-    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
-        return ast.unparse(last.value.func)
+    return _call(cell.tree.body[-1]) if cell.tree and cell.tree.body else ""
+
+
+def _call(statement: ast.stmt) -> str:
+    """Return what a statement calls, if it is a call and no more."""
+    if isinstance(statement, ast.Expr) and isinstance(
+        statement.value, ast.Call
+    ):
+        return ast.unparse(statement.value.func)
     return ""
 
 

@@ -523,6 +523,7 @@ def latency_against_load(
     upper: Mapping[str, Sequence[float]] | None = None,
     upper_label: str = "p99",
     slo: float | None = None,
+    slo_unit: str = "",
     logy: bool = False,
     kinds: Mapping[str, str] | None = None,
 ) -> Figure:
@@ -539,6 +540,7 @@ def latency_against_load(
             down to the curve shaded. Names may be left out.
         upper_label: which percentile that is.
         slo: the latency that is promised, a dotted line.
+        slo_unit: its unit, for the key.
         logy: logarithmic y axis.
         kinds: name -> "live", "waste", "shared" or "neutral", as in `lines`.
 
@@ -573,7 +575,8 @@ def latency_against_load(
     if slo is not None:
         dots = {"color": INK, "linestyle": ":", "linewidth": 1.2}
         ax.axhline(slo, **dots)
-        handles.append(Line2D([], [], **dots, label=f"SLO {_number(slo)}"))
+        label = f"SLO {_number(slo)} {slo_unit}".rstrip()
+        handles.append(Line2D([], [], **dots, label=label))
     ax.set(xlabel=xlabel, ylabel=ylabel)
     if logy:
         ax.set_yscale("log")

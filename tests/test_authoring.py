@@ -684,6 +684,7 @@ INSTALLS = "set_up_installs_when_needed"
 NAMED = "bootstrap_names_the_notebook"
 QUIET = "returned_values_are_not_shown"
 FOLLOW = "graders_follow_their_stubs"
+SHOWN = "listings_are_shown"
 
 VIOLATIONS = [
     ("kernel_is_python3", notebook_metadata(kernelspec={"name": "conda"})),
@@ -708,6 +709,8 @@ VIOLATIONS = [
     ),
     ("no_outputs", data("build-1", execution_count=3)),
     ("code_parses", put("build-1", "def f(:")),
+    (SHOWN, put("build-1", "s.show_source(f)\nx = 1")),
+    (SHOWN, put("build-1", "s.show_source(f);")),
     (SHELL, put("build-1", "!pip list")),
     (SHELL, put("build-1", "if True:\n    !ls")),
     (SHELL, put("build-1", "files = !ls")),

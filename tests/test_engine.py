@@ -650,6 +650,20 @@ def test_both_caches_are_written_by_the_fastest_write(contiguous, monkeypatch):
         assert len(written) == calls, "one call for each layer"
 
 
+def test_the_layers_of_a_step_share_one_plan(monkeypatch):
+    made = []
+    cut = cpu._cut
+
+    def counted(*arguments):
+        made.append(arguments)
+        return cut(*arguments)
+
+    monkeypatch.setattr(cpu, "_cut", counted)
+    engine = Setup(backend="cpu").make_engine()
+    assert engine.generate([[1, 2, 3]], 4) == [greedy([1, 2, 3], 4)]
+    assert len(made) == 4, "one for each of four steps, with two layers each"
+
+
 class FewerHeads(Wrapped):
     """A model whose second layer asks with two of its four heads."""
 

@@ -607,6 +607,7 @@ def test_latency_draws_the_slo_across_the_picture():
     assert list(line.get_ydata()) == [20, 20]
     assert list(line.get_xdata()) == [0, 1]  # of the axes
     assert key_words(fig) == ["SLO 20"]
+    assert key_words(draw_two(slo=20, slo_unit="ms")) == ["SLO 20 ms"]
 
 
 def test_latency_axis_starts_at_zero_or_is_logarithmic():

@@ -8,6 +8,7 @@ import torch
 from attention_cases import Case, build, device_of, inputs_of, moved
 from write_cases import WRITES, Write, write_problem
 
+from llm_systems_cookbook.attention import cpu
 from llm_systems_cookbook.attention.cache_write import write_kv
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import FP8, checked_inputs
@@ -118,6 +119,53 @@ def test_no_gradient_reaches_the_cache(backend: str):
     assert not keys.requires_grad
     assert values.grad_fn is None
     assert (values[0, :, 0] == 1).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backward_pass_notices_that_the_cache_was_written(backend: str):
+    keys, values = caches(backend)
+    weight = torch.ones_like(keys, requires_grad=True)
+    loss = (weight * keys).sum() + (weight * values).sum()
+    slots = torch.tensor([0], device=keys.device)
+    write_kv(*rows(1, backend), keys, values, slots, backend=backend)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gather"])
+def test_a_cache_of_inference_mode_is_written_in_it_only(backend: str):
+    with torch.inference_mode():
+        keys, values = caches(backend)
+        slots = torch.tensor([1])
+        write_kv(*rows(1, backend), keys, values, slots, backend=backend)
+    assert (keys[0, :, 1] == 1).all()
+    with pytest.raises(ValueError, match="made in inference mode"):
+        write_kv(*rows(1, backend), keys, values, slots + 1, backend=backend)
+    assert not keys[0, :, 2].any()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gather"])
+def test_rows_that_torch_has_only_marked_as_negative_are_written(backend: str):
+    keys, values = caches(backend)
+    key, value = rows(1, backend)
+    slots = torch.tensor([1])
+    write_kv(torch._neg_view(key), value, keys, values, slots, backend=backend)
+    assert (keys[0, :, 1] == -1).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gather"])
+@pytest.mark.parametrize("dtype", [torch.float32, *FP8], ids=str)
+def test_torchs_default_device_does_not_matter(
+    dtype: torch.dtype, backend: str
+):
+    keys, values = caches(backend, dtype)
+    key, value = rows(1, backend)
+    slots = torch.tensor([1])
+    if backend == "cpu":
+        cpu._meanings.cache_clear()
+    with torch.device("meta"):
+        write_kv(key, value, keys, values, slots, backend=backend)
+    assert (keys[0, :, 1].float() == 1).all()
 
 
 def test_int32_slots_serve_a_cache_that_outgrows_them():

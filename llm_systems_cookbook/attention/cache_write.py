@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from llm_systems_cookbook.attention.dispatch import choose_backend
 from llm_systems_cookbook.attention.inputs import (
@@ -57,9 +58,10 @@ def write_kv(
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, one cache for
-            both, a cache that is expanded, a slot out of range or given
-            twice, a scale that is not above 0 and finite, an unknown backend.
-            Nothing was written.
+            both, a cache that is expanded, or was made in inference mode and
+            is written outside of it, a slot out of range or given twice, a
+            scale that is not above 0 and finite, an unknown backend. Nothing
+            was written.
     """
     _check(key, value, key_cache, value_cache, slot_mapping)
     backend = choose_backend(key, backend)
@@ -72,6 +74,10 @@ def write_kv(
         _check_slots(
             slot_mapping.long(), key_cache.shape[0] * key_cache.shape[2]
         )
+    if backend in ("cpu", "triton"):
+        # torch sees no kernel write: a backward pass that needs what was
+        # there before would not raise.
+        increment_version((key_cache, value_cache))
     if backend == "triton":
         from llm_systems_cookbook.attention.triton_backend import triton_write
 
@@ -126,8 +132,8 @@ def _check(
     key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor
 ) -> None:
     check_caches(keys, values)
-    _require_room_for_each("key_cache", keys)
-    _require_room_for_each("value_cache", values)
+    _require_writable("key_cache", keys)
+    _require_writable("value_cache", values)
     if keys.numel() > 0 and keys.data_ptr() == values.data_ptr():
         raise ValueError("key_cache and value_cache are the same memory")
     for name, rows, cache in (("key", key, keys), ("value", value, values)):
@@ -164,8 +170,10 @@ def _check(
     )
 
 
-def _require_room_for_each(name: str, cache: Tensor) -> None:
-    """Refuse an expanded cache, whose slots share their memory."""
+def _require_writable(name: str, cache: Tensor) -> None:
+    """Refuse an expanded cache, whose slots share memory, and a frozen one."""
+    if cache.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(f"{name} was made in inference mode: write it there")
     for size, stride in zip(cache.shape, cache.stride(), strict=True):
         if size > 1 and stride == 0:
             raise ValueError(f"{name} is expanded: strides {cache.stride()}")

@@ -78,7 +78,7 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
         set_num_threads(plan.threads)
     try:
         _attend_all(
-            query.to(exact).contiguous().numpy(),
+            query.to(exact).resolve_neg().contiguous().numpy(),
             _cache(inputs.key_cache, exact),
             _cache(inputs.value_cache, exact),
             plan.tables,
@@ -120,12 +120,17 @@ def cpu_write(
             nothing.
     """
     _write_all(
-        _numbers(key.contiguous()).reshape(key.shape),
-        _numbers(value.contiguous()).reshape(value.shape),
+        _rows_to_write(key),
+        _rows_to_write(value),
         _cache(key_cache, key.dtype),
         _cache(value_cache, value.dtype),
         slots.long().contiguous().numpy(),
     )
+
+
+def _rows_to_write(rows: Tensor) -> np.ndarray:
+    """Return [num_tokens, num_kv_heads, head_dim], as bits if need be."""
+    return _numbers(rows.resolve_neg().contiguous()).reshape(rows.shape)
 
 
 # --- What the kernel is given ------------------------------------------------
@@ -1120,7 +1125,8 @@ def _cache(cache: Tensor, exact: torch.dtype) -> Cache:
 @lru_cache
 def _meanings(dtype: torch.dtype) -> np.ndarray:
     """Return what each 8-bit number stands for: [256] float32."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
+    bits = torch.arange(256, dtype=torch.uint8, device="cpu")
+    return bits.view(dtype).float().numpy()
 
 
 def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
