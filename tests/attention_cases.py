@@ -32,6 +32,20 @@ TRITON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MANY = 70  # tokens of a sequence over several blocks, at the least
 
 
+def counted_calls(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> list[tuple]:
+    """Let a function of a module note each call; return the notes."""
+    calls, function = [], getattr(module, name)
+
+    def counted(*arguments: object) -> object:
+        calls.append(arguments)
+        return function(*arguments)
+
+    monkeypatch.setattr(module, name, counted)
+    return calls
+
+
 @dataclass(frozen=True)
 class Case:
     """One attention problem; the defaults are the plain one."""

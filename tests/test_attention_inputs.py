@@ -243,6 +243,9 @@ def nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- The layers of a step ----------------------------------------------------
 
 
+OF_A_LAYER = "query", "key_cache", "value_cache"
+
+
 def prefill_with_every_option() -> AttentionInputs:
     options = {"window": "block", "softcap": True, "alibi": True}
     inputs = inputs_of(replace(PREFILL, sinks=True, **options))
@@ -252,10 +255,7 @@ def prefill_with_every_option() -> AttentionInputs:
 
 def test_the_inputs_of_another_layer_differ_in_three_things_only():
     first = prefill_with_every_option()
-    given = {
-        name: getattr(first, name).clone()
-        for name in ("query", "key_cache", "value_cache")
-    }
+    given = {name: getattr(first, name).clone() for name in OF_A_LAYER}
     second = first.for_layer(**given)
     for field in fields(AttentionInputs):
         old, new = (getattr(x, field.name) for x in (first, second))
@@ -263,11 +263,10 @@ def test_the_inputs_of_another_layer_differ_in_three_things_only():
         assert new is given.get(field.name, old), field.name
 
 
-@pytest.mark.parametrize("name", ["query", "key_cache", "value_cache"])
+@pytest.mark.parametrize("name", OF_A_LAYER)
 def test_another_layer_of_another_shape_dtype_or_device_is_refused(name: str):
     first = prefill_with_every_option()
-    given = {n: getattr(first, n) for n in ("query", "key_cache")}
-    given["value_cache"] = first.value_cache
+    given = {n: getattr(first, n) for n in OF_A_LAYER}
     for change in (
         lambda x: x[:-1],
         lambda x: x[..., :-1],

@@ -14,6 +14,7 @@ from attention_cases import (
     Case,
     assert_matches_reference,
     build,
+    counted_calls,
     inputs_of,
     poisoned_output,
 )
@@ -534,14 +535,7 @@ for _ in range(2):
 @pytest.mark.parametrize("mode", ["decode", "prefill"])
 def test_a_shared_plan_changes_nothing_and_is_made_once(mode, monkeypatch):
     """Two layers: other queries and caches, the same tables and lengths."""
-    made = []
-    cut = cpu._cut
-
-    def counted(*arguments):
-        made.append(arguments)
-        return cut(*arguments)
-
-    monkeypatch.setattr(cpu, "_cut", counted)
+    made = counted_calls(monkeypatch, cpu, "_cut")
     first = inputs_of(Case(mode=mode, lengths="around", group=2))
     second = replace(
         first,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attention_cases import counted_calls
 from serving_cases import (
     CONFIG,
     Run,
@@ -634,14 +635,7 @@ def test_logits_of_a_wrong_shape_fail_every_request_and_leave_nothing(
 
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_both_caches_are_written_by_the_fastest_write(contiguous, monkeypatch):
-    written = []
-    write = cpu.cpu_write
-
-    def counted(*arguments):
-        written.append(arguments)
-        write(*arguments)
-
-    monkeypatch.setattr(cpu, "cpu_write", counted)
+    written = counted_calls(monkeypatch, cpu, "cpu_write")
     for forced, calls in (("cpu", 2), ("gather", 0)):
         monkeypatch.setenv("COOKBOOK_BACKEND", forced)
         written.clear()
@@ -651,14 +645,7 @@ def test_both_caches_are_written_by_the_fastest_write(contiguous, monkeypatch):
 
 
 def test_the_layers_of_a_step_share_one_plan(monkeypatch):
-    made = []
-    cut = cpu._cut
-
-    def counted(*arguments):
-        made.append(arguments)
-        return cut(*arguments)
-
-    monkeypatch.setattr(cpu, "_cut", counted)
+    made = counted_calls(monkeypatch, cpu, "_cut")
     engine = Setup(backend="cpu").make_engine()
     assert engine.generate([[1, 2, 3]], 4) == [greedy([1, 2, 3], 4)]
     assert len(made) == 4, "one for each of four steps, with two layers each"

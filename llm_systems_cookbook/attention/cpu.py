@@ -68,9 +68,6 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     plan = _plan(inputs, exact)
     in_place = out.dtype == exact and out.is_contiguous()
     result = out if in_place else torch.empty(out.shape, dtype=exact)
-    query = inputs.query
-    if query.requires_grad:
-        query = query.detach()
     # Nothing is set that is right already: each call costs microseconds, and
     # a layer of a small step has few.
     wanted, before = torch.get_num_threads(), get_num_threads()
@@ -78,7 +75,7 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
         set_num_threads(plan.threads)
     try:
         _attend_all(
-            query.to(exact).resolve_neg().contiguous().numpy(),
+            _array(inputs.query.to(exact)),
             _cache(inputs.key_cache, exact),
             _cache(inputs.value_cache, exact),
             plan.tables,
@@ -120,16 +117,16 @@ def cpu_write(
             nothing.
     """
     _write_all(
-        _rows_to_write(key),
-        _rows_to_write(value),
+        _array(key),
+        _array(value),
         _cache(key_cache, key.dtype),
         _cache(value_cache, value.dtype),
         slots.long().contiguous().numpy(),
     )
 
 
-def _rows_to_write(rows: Tensor) -> np.ndarray:
-    """Return [num_tokens, num_kv_heads, head_dim], as bits if need be."""
+def _array(rows: Tensor) -> np.ndarray:
+    """Return rows as numpy knows them, of the same shape; see `_numbers`."""
     return _numbers(rows.resolve_neg().contiguous()).reshape(rows.shape)
 
 
