@@ -1392,6 +1392,15 @@ FAULTS = [
         "every_way_generates_the_same_tokens",
     ),
     Fault(
+        # All engines write alike, so they agree with each other.
+        "keys written as values by every engine",
+        "10_paging_for_free",
+        CACHE_WRITE,
+        "cpu_write(key, value, key_cache, ",
+        "cpu_write(key, key, key_cache, ",
+        "greedy_texts_are_those_of_the_model_alone",
+    ),
+    Fault(
         "table lacks the partly filled block",
         "10_paging_for_free",
         ENGINE,

@@ -2,7 +2,7 @@
 
 import ast
 import linecache
-from collections.abc import Iterator, Mapping
+import symtable
 from pathlib import Path
 
 import nbformat
@@ -24,18 +24,43 @@ def run_cell(source: str, namespace: dict, name: str) -> None:
     exec(compile(code, name, "exec"), namespace)
 
 
-def run_cells(
-    path: Path, replace: Mapping[str, str] | None = None
-) -> Iterator[dict]:
-    """Run cell after cell; yield the namespace after each.
+def names_of(source: str) -> tuple[set[str], set[str]]:
+    """Return the names that a cell binds, and those it reads."""
+    code = TransformerManager().transform_cell(source)
+    whole = symtable.symtable(code, "cell", "exec")
+    bound = {
+        symbol.get_name()
+        for symbol in whole.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
+    }
+    read, tables = set(), [whole]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        read |= {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced()
+            and (table is whole or symbol.is_global())
+        }
+    return bound, read
 
-    `replace` has new sources by cell id.
+
+def cells_that_exercises_need(path: Path) -> list[nbformat.NotebookNode]:
+    """Return the exercises' cells, and those that bind what they read.
+
+    What is left out measures, draws and checks: minutes, in each process.
     """
-    namespace: dict = {"__name__": "__main__"}
-    for cell in code_cells(path):
-        source = (replace or {}).get(cell.id, cell.source)
-        run_cell(source, namespace, f"{path.stem}:{cell.id}")
-        yield namespace
+    ours = {c.id for cells in exercise_cells(path).values() for c in cells}
+    kept: list[nbformat.NotebookNode] = []
+    missing: set[str] = set()
+    for cell in reversed(code_cells(path)):
+        bound, read = names_of(cell.source)
+        if cell.id in ours or bound & missing:
+            # A name bound here may have been bound before, and changed here.
+            missing |= read
+            kept.insert(0, cell)
+    return kept
 
 
 def exercise_cells(path: Path) -> dict[str, list[nbformat.NotebookNode]]:

@@ -4,14 +4,16 @@ import re
 from functools import cache
 
 import matplotlib.pyplot as plt
+import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 from notebook_cells import (
     NOTEBOOKS,
     ROOT,
+    cells_that_exercises_need,
     example_of,
     exercise_cells,
     run_cell,
-    run_cells,
 )
 
 from llm_systems_cookbook.nb import Notebook
@@ -43,10 +45,31 @@ def answers(kind):
                 yield pytest.param(path, exercise, file, id=name, marks=marks)
 
 
+def test_an_exercise_keeps_the_cells_that_bind_what_it_reads(tmp_path):
+    """Also what only a function reads, and a name that is bound again."""
+    sources = {
+        "first": "size = 2",
+        "again": "size *= 2",
+        "unused": "seen = [size]\ns.measure('sizes', len(seen), '')",
+        "helper": "def twice() -> int:\n    return 2 * size",
+        "stub": "def answer(size: int) -> int:\n    return size",
+        "grade": "s.exercise('answer', lambda: answer(1) == twice())",
+        "after": "other = 1",
+    }
+    cells = [new_code_cell(text, id=name) for name, text in sources.items()]
+    cells[4].metadata["exercise"] = "answer"
+    path = tmp_path / "notebook.ipynb"
+    nbformat.write(new_notebook(cells=cells), path)
+    kept = [cell.id for cell in cells_that_exercises_need(path)]
+    assert kept == ["first", "again", "helper", "stub", "grade"]
+
+
 @cache
 def namespace_of(path):
-    """Run a notebook but for its last cell, once in each process."""
-    *_, namespace = run_cells(path, replace={"save": ""})
+    """Run the cells that exercises need, once in each process."""
+    namespace = {"__name__": "__main__"}
+    for cell in cells_that_exercises_need(path):
+        run_cell(cell.source, namespace, f"{path.stem}:{cell.id}")
     return namespace
 
 
