@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -339,7 +340,8 @@ def run_notebooks(
     Args:
         paths: the notebooks; each runs in its own folder.
         settings: how to run them.
-        report: called with one line as each notebook ends.
+        report: called with one line as each notebook ends: how, and after
+            how many seconds, the start of its kernel included.
 
     Returns:
         What came of each, in the order of `paths`.
@@ -451,9 +453,11 @@ class _Batch:
         notebook: Any,  # noqa: ANN401
     ) -> Run:
         async with places:
+            start = time.monotonic()
             run = await _Execution(self, path, notebook).run()
+            seconds = time.monotonic() - start
         self.bar.clear()
-        self.report(f"{path.stem}: {run.status}")
+        self.report(f"{path.stem}: {run.status}, {seconds:.0f} s")
         self.bar.refresh()
         return run
 

@@ -14,6 +14,7 @@ from llm_systems_cookbook.validate import require_at_least
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 NORM_EPS = 1e-5
 # How far attention scores and logits spread; `TinyGPT` says why.
 SCORE_STD = 4.0
@@ -99,7 +100,7 @@ class TinyGPT(nn.Module):
     Args:
         config: the sizes.
         seed: of the weights, at least 0.
-        dtype: a floating-point dtype.
+        dtype: float64, float32, float16 or bfloat16.
         device: where the weights lie.
 
     Attributes:
@@ -111,7 +112,7 @@ class TinyGPT(nn.Module):
 
     Raises:
         TypeError: the seed is not an integer.
-        ValueError: a seed below 0, or a dtype that is not floating point.
+        ValueError: a seed below 0, or another dtype.
     """
 
     def __init__(
@@ -123,8 +124,8 @@ class TinyGPT(nn.Module):
     ) -> None:
         super().__init__()
         (seed,) = require_at_least(0, seed=seed)
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype must be floating point, got {dtype}")
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
         draw = _Weights(seed)
         width, vocab = config.width, config.vocab_size
         self.config = config
