@@ -228,7 +228,10 @@ def test_run_exits_1_and_names_what_failed(root):
     failures = [x for x in done.output.splitlines() if "check full" in x]
     assert len(failures) == 1
     assert failures[0].startswith("01_a: check full: failed")
-    assert row(done.output, "02_b:") == ["02_b:", "passed"]
+    ended = row(done.output, "02_b:")
+    assert ended[:2] == ["02_b:", "passed,"], "and after how many seconds"
+    assert ended[2].isdigit()
+    assert ended[3:] == ["s"]
 
 
 def test_run_of_one_notebook_leaves_the_others_alone(root):
