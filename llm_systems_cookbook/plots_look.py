@@ -23,7 +23,12 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    NullLocator,
+)
 
 LIVE = "#0072B2"
 WASTE = "#E69F00"
@@ -434,12 +439,19 @@ def _few_apart(x: np.ndarray) -> np.ndarray | None:
 def _plain_log_ticks(
     ax: Axes, which: str, ticks: np.ndarray | None = None
 ) -> None:
-    """Write 1,000 rather than 10 to the 3 on a logarithmic axis."""
+    """Write 1,000 rather than 10 to the 3 on a logarithmic axis.
+
+    Over less than two decades 2 and 5 have a number, too: one or two powers
+    of ten are not enough to read a value off.
+    """
     axis = ax.xaxis if which == "x" else ax.yaxis
+    low, high = axis.get_view_interval()
     axis.set_major_formatter(FuncFormatter(lambda v, _: _number(v)))
     if ticks is not None:
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_minor_locator(NullLocator())
+    elif high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_formatter(FuncFormatter(lambda v, _: ""))
 
 

@@ -658,6 +658,28 @@ def test_waste_by_block_size_draws_the_data_on_a_binary_axis():
     assert {"exact bound", "expected", "measured"} <= set(texts(fig))
 
 
+def test_a_short_logarithmic_axis_has_numbers_to_read_values_off():
+    fig = plots.lines(
+        [1, 2],
+        {"a": [4.0, 30.0]},
+        title="t",
+        xlabel="x",
+        ylabel="y",
+        logy=True,
+    )
+    fig.canvas.draw()
+    (ax,) = fig.axes
+    low, high = ax.get_ylim()
+    inside = [
+        label.get_text()
+        for at, label in zip(
+            ax.get_yticks(), ax.get_yticklabels(), strict=True
+        )
+        if low <= at <= high
+    ]
+    assert inside == ["5", "10", "20"]
+
+
 @pytest.mark.parametrize(
     ("sizes", "measured", "bound", "message"),
     [

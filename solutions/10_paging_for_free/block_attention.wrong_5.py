@@ -16,7 +16,7 @@ def block_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
                 live = min(size, sees - block * size)
                 keys = inputs.key_cache[ids[block], :, :live]
                 scores.append(query @ keys.transpose(1, 2))
-            largest = max(float(x.max()) for x in scores)
+            largest = torch.cat(scores, dim=2).amax(dim=2, keepdim=True)
             total = sum((x - largest).exp().sum(2, True) for x in scores)
             mixed = torch.zeros_like(query)
             for block in blocks:

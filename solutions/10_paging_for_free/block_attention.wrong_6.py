@@ -1,0 +1,25 @@
+# ruff: noqa: F821
+def block_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
+    """Write attention through the block table into out; return it."""
+    size, shape = inputs.block_size, (inputs.num_kv_heads, inputs.group, -1)
+    starts = inputs.query_start_loc
+    if starts is None:
+        starts = torch.arange(inputs.num_seqs + 1)
+    starts = starts.tolist()
+    for seq, length in enumerate(inputs.seq_lens.tolist()):
+        first, end = starts[seq], starts[seq + 1]
+        for row in range(first, end):
+            sees = length - (end - 1 - row)  # tokens, its own included
+            query = inputs.query[row].view(shape) * inputs.scale
+            total, mixed = 0, torch.zeros_like(query)
+            for block in range(-(-sees // size)):
+                block_id = int(inputs.block_tables[seq, block])
+                live = min(size, sees - block * size)
+                keys = inputs.key_cache[block_id, :, :live]
+                values = inputs.value_cache[block_id, :, :live]
+                scores = query @ keys.transpose(1, 2)
+                weights = scores.exp()  # no largest score is taken off
+                total = total + weights.sum(2, keepdim=True)
+                mixed = mixed + weights @ values
+            out[row] = (mixed / total).flatten(0, 1)
+    return out
