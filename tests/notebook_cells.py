@@ -50,6 +50,8 @@ def cells_that_exercises_need(path: Path) -> list[nbformat.NotebookNode]:
     """Return the exercises' cells, and those that bind what they read.
 
     What is left out measures, draws and checks: minutes, in each process.
+    Names are seen, changes are not: a cell that only changes an object
+    (`x.append(1)`, `x[0] = 1`) is left out, and no exercise may need one.
     """
     ours = {c.id for cells in exercise_cells(path).values() for c in cells}
     kept: list[nbformat.NotebookNode] = []

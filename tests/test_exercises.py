@@ -51,13 +51,14 @@ def test_an_exercise_keeps_the_cells_that_bind_what_it_reads(tmp_path):
         "first": "size = 2",
         "again": "size *= 2",
         "unused": "seen = [size]\ns.measure('sizes', len(seen), '')",
+        "changes": "config['size'] = size",
         "helper": "def twice() -> int:\n    return 2 * size",
         "stub": "def answer(size: int) -> int:\n    return size",
         "grade": "s.exercise('answer', lambda: answer(1) == twice())",
         "after": "other = 1",
     }
     cells = [new_code_cell(text, id=name) for name, text in sources.items()]
-    cells[4].metadata["exercise"] = "answer"
+    cells[5].metadata["exercise"] = "answer"
     path = tmp_path / "notebook.ipynb"
     nbformat.write(new_notebook(cells=cells), path)
     kept = [cell.id for cell in cells_that_exercises_need(path)]
@@ -110,6 +111,7 @@ def test_wrong_answer_passes_the_example_and_fails(
     assert example, "the example in the prose already tells it apart"
     assert status == "failed"
     assert message, "a failed answer gets a hint"
+    assert "is not defined" not in message, "it fails for its own mistake"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

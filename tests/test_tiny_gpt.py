@@ -415,7 +415,7 @@ def test_a_bad_config_names_the_value_and_the_limit(options, error, message):
             ValueError,
             "must be one of .*, got torch.in",
         ),
-        # PyTorch stores it, and multiplies no matrices of it.
+        # PyTorch stores it, and has no RMSNorm for it.
         ({"dtype": torch.float8_e5m2}, ValueError, "got torch.float8_e5m2"),
     ],
 )

@@ -14,7 +14,7 @@ from llm_systems_cookbook.validate import require_at_least
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 NORM_EPS = 1e-5
 # How far attention scores and logits spread; `TinyGPT` says why.
 SCORE_STD = 4.0
@@ -112,7 +112,7 @@ class TinyGPT(nn.Module):
 
     Raises:
         TypeError: the seed is not an integer.
-        ValueError: a seed below 0, or another dtype.
+        ValueError: a seed below 0, or a dtype that is not listed.
     """
 
     def __init__(
@@ -124,8 +124,9 @@ class TinyGPT(nn.Module):
     ) -> None:
         super().__init__()
         (seed,) = require_at_least(0, seed=seed)
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
+        if dtype not in FLOATS:
+            names = ", ".join(str(known) for known in FLOATS)
+            raise ValueError(f"dtype must be one of {names}, got {dtype}")
         draw = _Weights(seed)
         width, vocab = config.width, config.vocab_size
         self.config = config
