@@ -1,6 +1,7 @@
 """Argument checks shared by the package."""
 
 import operator
+from numbers import Real
 from typing import SupportsIndex
 
 import numpy as np
@@ -28,6 +29,18 @@ def _count(minimum: int, name: str, value: SupportsIndex) -> int:
     if count < minimum:
         raise ValueError(f"{name} must be >= {minimum}, got {count}")
     return count
+
+
+def require_number(**values: float) -> list[float]:
+    """Return the values as floats; refuse text and the like.
+
+    Raises:
+        TypeError: naming the first value that is not a number.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+    return [float(value) for value in values.values()]
 
 
 def require_each(minimum: int, **values: ArrayLike) -> list[np.ndarray]:

@@ -1,9 +1,14 @@
 """The engine: its tokens, its errors, and what is left after each."""
 
+import itertools
 import math
 import re
+import signal
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +39,7 @@ from llm_systems_cookbook.memory import (
     PagedMemory,
     ReservedMemory,
 )
+from llm_systems_cookbook.models import TinyGPT
 from llm_systems_cookbook.serving import Engine, Request, Scheduler
 from llm_systems_cookbook.serving.engine import StepInputs
 from llm_systems_cookbook.serving.request import Status, TokenOutput
@@ -42,6 +48,7 @@ from llm_systems_cookbook.serving.scheduler import Counts
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+PACKAGE = str(Path(sys.modules[Engine.__module__].__file__).parents[1])
 VOCAB = CONFIG.vocab_size
 PROMPTS = ([1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11])
 
@@ -228,6 +235,19 @@ def test_sizes_that_do_not_fit_are_refused(contiguous, wrong, message):
 def test_blocks_that_do_not_fit_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Engine(small_model(), *parts(**wrong))
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_numbers_that_do_not_fit_are_refused(contiguous):
+    """Each request would fail, and none would say that it is the cache."""
+    model = TinyGPT(CONFIG, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"dtype of the model: torch.float32"):
+        Engine(model, *parts(contiguous))
+    scheduler, cache = parts(contiguous)
+    for values in cache.values:
+        values.resize_(*values.shape[:3], 8)
+    with pytest.raises(ValueError, match="the cache has 8 for values"):
+        Engine(small_model(), scheduler, cache)
 
 
 def test_memory_of_one_kind_and_a_cache_of_the_other_are_refused():
@@ -760,6 +780,167 @@ def test_an_interrupted_generate_can_be_done_again():
     assert not engine.has_unfinished, "they are aborted"
     assert_whole(engine)
     assert engine.generate([[1, 2, 3]], 3) == [greedy([1, 2, 3], 3)]
+
+
+def interrupt_at(line):
+    """Return a trace function that presses Ctrl-C before such a line.
+
+    Lines of the package are counted, but for the last ones of a step: what
+    they return may be lost on its way to the caller, as any return value.
+    """
+    seen = itertools.count(1)
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if PACKAGE not in code.co_filename or code is Engine.step.__code__:
+            return None if event == "call" else trace
+        if event == "line" and next(seen) == line:
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    return trace, seen
+
+
+def run_traced(engine, trace):
+    """Serve what presses, one interrupt in it; return texts and raised."""
+    result, raised = Run(engine), 0
+    for request in PRESSING.requests:
+        engine.add(request)
+    for _ in range(500):
+        if not engine.has_unfinished:
+            break
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            outputs = engine.step()
+        except KeyboardInterrupt:
+            raised += 1
+            outputs = []
+        finally:
+            sys.settrace(before)
+        result.outputs += outputs
+        engine.scheduler.assert_consistent()
+    assert not engine.has_unfinished
+    assert_whole(engine)
+    return result.texts, raised
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_ctrl_c_at_any_line_loses_nothing(part):
+    """One in so many lines of a run: schedule, moves, compute, update."""
+    exact = run(PRESSED, PRESSING).texts
+    trace, seen = interrupt_at(-1)
+    assert run_traced(PRESSED.make_engine(), trace) == (exact, 0)
+    lines = next(seen) - 1
+    assert lines > 5_000
+    for line in range(1 + part * 97, lines, 397):
+        trace, _ = interrupt_at(line)
+        texts, raised = run_traced(PRESSED.make_engine(), trace)
+        assert raised == 1, f"line {line}"
+        assert texts == exact, f"line {line}"
+
+
+def test_ctrl_c_while_tokens_are_taken_keeps_them_for_the_next_call():
+    engine = Setup().make_engine()
+    engine.add_request([1, 2, 3], 1, request_id="a")
+    update = engine.scheduler.update
+
+    def pressed(*given):
+        signal.raise_signal(signal.SIGINT)
+        return update(*given)
+
+    engine.scheduler.update = pressed
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert not engine.scheduler.has_unfinished
+    assert engine.has_unfinished, "there is something to be told"
+    (output,) = engine.step()
+    assert (output.token_id, output.finished) == (
+        greedy([1, 2, 3], 1)[0],
+        True,
+    )
+    assert not engine.has_unfinished
+
+
+def test_who_aborts_is_told_no_kept_token():
+    engine = Setup().make_engine()
+    engine.add_request([1, 2, 3], 3, request_id="a")
+    update = engine.scheduler.update
+
+    def pressed(*given):
+        signal.raise_signal(signal.SIGINT)
+        return update(*given)
+
+    engine.scheduler.update = pressed
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.abort("a")
+    assert not engine.has_unfinished
+
+
+def test_ctrl_c_in_generate_aborts_its_requests_and_is_raised(monkeypatch):
+    """At every release of memory, once: also while they are aborted."""
+    for at in (1, 2):
+        engine = Setup().make_engine(
+            Interrupted(2, KeyboardInterrupt(), False)
+        )
+        release, left = engine.scheduler.memory.release, [at]
+
+        def pressed(name, release=release, left=left):
+            left[0] -= 1
+            if left[0] == 0:
+                signal.raise_signal(signal.SIGINT)
+            release(name)
+
+        monkeypatch.setattr(engine.scheduler.memory, "release", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate([[1, 2, 3], [4]], 3)
+        assert not engine.has_unfinished
+        assert_whole(engine)
+        assert engine.generate([[1]], 2) == [greedy([1], 2)]
+
+
+def test_an_interrupt_that_compiled_code_reports_is_an_interrupt():
+    """Python makes it a SystemError when a function in C returns."""
+    error = SystemError("returned a result with an exception set")
+    error.__cause__ = KeyboardInterrupt()
+    engine = Setup().make_engine(Interrupted(1, error, False))
+    engine.add_request([1, 2], 2, request_id="a")
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    result = Run(engine)
+    finish(result)
+    assert result.texts == {("a", 0): (greedy([1, 2], 2), "length")}
+
+
+def test_ctrl_c_in_another_thread_is_left_alone():
+    engine = Setup().make_engine()
+    with ThreadPoolExecutor(1) as pool:
+        texts = pool.submit(engine.generate, [[1, 2]], 3).result()
+    assert texts == [greedy([1, 2], 3)]
+
+
+def test_a_program_that_ignores_ctrl_c_is_left_to_it():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert Setup().make_engine().generate([[1]], 2) == [greedy([1], 2)]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# --- While generate runs ---------------------------------------------------
+
+
+def test_no_request_comes_while_generate_runs():
+    engine = Setup().make_engine()
+    engine.on_batch = lambda _: engine.add_request([3], 2, request_id="x")
+    with pytest.raises(RuntimeError, match="'x' comes while generate"):
+        engine.generate([[1, 2]], 4)
+    engine.on_batch = None
+    assert not engine.has_unfinished
+    assert engine.generate([[1, 2]], 4) == [greedy([1, 2], 4)]
+    assert engine.add_request([3], 2, request_id="x") == "x"
 
 
 # --- Abort -----------------------------------------------------------------

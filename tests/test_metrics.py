@@ -414,3 +414,19 @@ def test_an_output_of_a_stranger_is_refused_by_name():
     step = batch_of((Request("a", range(4), 1), 0, 4, [0]))
     with pytest.raises(ValueError, match="'x' is not one of the replay's"):
         recorder.step(0, 1, step, USAGE, [token("x")])
+
+
+@pytest.mark.parametrize(
+    ("slo", "error", "message"),
+    [
+        (SLO(math.nan, 1.0), ValueError, "ttft of an SLO .* got nan"),
+        (SLO(1.0, -1.0), ValueError, "inter_token of an SLO .* got -1.0"),
+        (SLO("1", 1.0), TypeError, "ttft must be a number, got '1'"),
+    ],
+)
+def test_an_slo_that_nothing_could_keep_or_miss_is_refused(
+    slo, error, message
+):
+    with pytest.raises(error, match=message):
+        Recorder(16, slo)
+    Recorder(16, SLO(math.inf, 0.0))

@@ -1,6 +1,7 @@
 """A replay: arrivals on a clock that only steps move, and what it measured."""
 
 import gc
+import math
 import random
 import tracemalloc
 
@@ -42,6 +43,13 @@ def of(*values):
     for value in values:
         result.add(value)
     return vars(result)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+def test_a_clock_that_goes_back_or_nowhere_is_refused(seconds):
+    times = iter([1.0, seconds, 1.0])
+    with pytest.raises(ValueError, match=f"step_seconds .* got {seconds}"):
+        replay(make(lambda batch: next(times)), [request("a", new=3)])
 
 
 # --- Arrivals --------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
+import torch
 
 from llm_systems_cookbook.serving import Request, TokenOutput
 from llm_systems_cookbook.serving.request import RequestState, Sample
@@ -61,9 +62,22 @@ def test_a_value_outside_its_limit_is_refused_and_named(change, message):
         ({"seed": "one"}, "seed must be an integer, got 'one'"),
         ({"seed": None}, "seed must be an integer, got None"),
         ({"output_len": 1.0}, "output_len must be an integer, got 1.0"),
-        ({"prompt_token_ids": [1, 2.5]}, "float"),
-        ({"prompt_token_ids": "text"}, "str"),
-        ({"stop_token_ids": [None]}, "NoneType"),
+        (
+            {"prompt_token_ids": [1, 2.5]},
+            "prompt_token_ids must be integers, got 2.5",
+        ),
+        (
+            {"prompt_token_ids": "text"},
+            "prompt_token_ids must be integers, got 't'",
+        ),
+        ({"prompt_token_ids": {1, 2}}, "must be in order, got a set"),
+        ({"prompt_token_ids": {1: 2}}, "must be in order, got a dict"),
+        ({"prompt_token_ids": 7}, "must be a list of tokens, got 7"),
+        ({"stop_token_ids": [None]}, "stop_token_ids must be integers, got N"),
+        ({"stop_token_ids": 3}, "stop_token_ids must be a list of tokens"),
+        ({"stop_token_ids": None}, "must be a list of tokens, got None"),
+        ({"arrival": "3"}, "arrival must be a number, got '3'"),
+        ({"temperature": None}, "temperature must be a number, got None"),
         ({"request_id": []}, "unhashable"),
     ],
 )
@@ -144,6 +158,13 @@ def test_the_last_sampled_token_is_not_counted(
     request = Request("a", range(prompt), max_new, output_len=output)
     assert request.max_tokens == longest
     assert request.final_tokens == final
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_a_prompt_of_more_dimensions_is_refused(kind):
+    assert Request("a", kind([1, 2]), 1).prompt_token_ids == (1, 2)
+    with pytest.raises(ValueError, match=r"one sequence, got \[2, 1\]"):
+        Request("a", kind([[1], [2]]), 1)
 
 
 # --- A sample --------------------------------------------------------------

@@ -1074,6 +1074,20 @@ def test_the_watermark_is_rounded_up():
     assert ids(scheduler.schedule().admitted) == ["a"]
 
 
+def test_the_watermark_is_not_rounded_up_for_a_digit_of_a_float():
+    """7 % of 100 slots are 7, though 0.07 * 100 is a little more."""
+    scheduler = make(paged(num_blocks=100, block_size=1), watermark=0.07)
+    scheduler.add(request("a", 50, 2))
+    scheduler.add(request("b", 43, 2))
+    assert ids(scheduler.schedule().admitted) == ["a", "b"]
+
+
+@pytest.mark.parametrize("value", ["a", None])
+def test_a_watermark_that_is_no_number_is_refused(value):
+    with pytest.raises(TypeError, match="watermark must be a number, got"):
+        make(paged(), watermark=value)
+
+
 def test_a_lost_reference_is_noticed():
     scheduler = make(paged())
     scheduler.add(request("a"))

@@ -54,6 +54,29 @@ def batch_of(*spans):
 # --- A step ----------------------------------------------------------------
 
 
+def test_what_is_aborted_before_its_step_takes_no_time():
+    """As in an engine: it is not computed."""
+    batches = []
+    simulator = make(clock=lambda b: batches.append(b.num_tokens) or 1.0)
+    simulator.add(Request("a", range(3), 4))
+    simulator.add(Request("b", range(1), 1))
+    simulator.on_batch = lambda _: simulator.scheduler.abort("a")
+    (output,) = simulator.step()
+    assert (output.request_id, output.finished) == ("b", True)
+    assert batches == [1]
+    assert simulator.last_batch.num_tokens == 1
+
+
+def test_a_step_within_a_step_is_refused():
+    simulator = make()
+    simulator.add(Request("a", range(3), 4))
+    simulator.on_batch = lambda _: simulator.step()
+    with pytest.raises(RuntimeError, match="a step is running already"):
+        simulator.step()
+    simulator.on_batch = None
+    assert [o.token_id for o in simulator.step()] == [0]
+
+
 def test_every_token_is_zero_and_the_length_ends_a_request():
     simulator = make()
     simulator.add(Request("a", range(5), 9, output_len=2))
@@ -185,6 +208,15 @@ def test_what_would_be_negative_is_zero_and_the_rest_fitted_anew():
     columns = np.column_stack([np.ones(len(rows)), rows[:, 0]])
     exact, *_ = np.linalg.lstsq(columns, rows[:, 2])
     assert (clock.per_step, clock.per_token) == pytest.approx(exact.tolist())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_step_that_cannot_have_been_measured_fits_no_clock(bad, place):
+    steps = [list(step) for step in steps_of((1.0, 1.0, 1.0))]
+    steps[1][place] = bad
+    with pytest.raises(ValueError, match=f"finite and >= 0, got .*{bad}"):
+        LinearClock.fit(StepTime(*step) for step in steps)
 
 
 def test_fewer_than_three_steps_fit_no_clock():

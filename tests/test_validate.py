@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
-from llm_systems_cookbook.validate import require_at_least, require_each
+from llm_systems_cookbook.validate import (
+    require_at_least,
+    require_each,
+    require_number,
+)
 
 NO_INTEGERS = [2.0, 2.5, float("nan"), float("inf"), np.float32(2), "2", None]
 
@@ -47,3 +51,16 @@ def test_an_element_below_the_minimum_is_refused_by_name():
 def test_no_elements_are_none_of_them_refused():
     (counts,) = require_each(1, lengths=[])
     assert (counts.dtype, counts.size) == (np.int64, 0)
+
+
+@pytest.mark.parametrize("value", [3, 2.5, np.float32(0.5), np.int64(2)])
+def test_numbers_come_out_as_floats(value):
+    (number,) = require_number(a=value)
+    assert (type(number), number) == (float, value)
+
+
+@pytest.mark.parametrize("value", ["3", None, [1.0], 1j])
+def test_what_is_no_number_is_refused_by_name(value):
+    with pytest.raises(TypeError, match="b must be a number, got") as error:
+        require_number(a=1, b=value)
+    assert repr(value) in str(error.value)

@@ -4,13 +4,12 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import require_at_least, require_number
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -64,8 +63,7 @@ class TinyGPTConfig:
             )
         if self.head_dim % 2 != 0:
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
-        if not isinstance(theta, Real):
-            raise TypeError(f"rope_theta must be a number, got {theta!r}")
+        require_number(rope_theta=theta)
         if not 0 < theta < math.inf:
             raise ValueError(
                 f"rope_theta must be above 0 and finite, got {theta}"

@@ -31,11 +31,13 @@ from llm_systems_cookbook.attention import (
 from llm_systems_cookbook.attention.contiguous import contiguous_attention
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import (
+    FP8,
     AttentionInputs,
     checked_inputs,
 )
 from llm_systems_cookbook.memory import BlockCopy
 from llm_systems_cookbook.models import Attention
+from llm_systems_cookbook.serving.interrupts import interrupts_held
 from llm_systems_cookbook.serving.request import Request, TokenOutput
 from llm_systems_cookbook.serving.sampling import draw_token, unusable
 from llm_systems_cookbook.serving.scheduler import (
@@ -136,8 +138,8 @@ class Engine:
             does not count.
 
     Raises:
-        ValueError: sizes of model, memory and cache do not fit, or the
-            backend cannot run here.
+        ValueError: sizes or dtypes of model, memory and cache do not fit, or
+            the backend cannot run here.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         _require_same_sizes(model, scheduler, kv_cache)
+        _require_same_numbers(model, kv_cache)
         self.model = model
         self.scheduler = scheduler
         self.kv_cache = kv_cache
@@ -163,7 +166,9 @@ class Engine:
         self._known: set[Hashable] = set()
         self._first_free = 0  # a number that is no request's id
         self._moves: deque[tuple[Move, list[BlockCopy]]] = deque()
+        self._ready: list[TokenOutput] = []  # nobody has been told of them
         self._is_stepping = False
+        self._is_generating = False
 
     def _chosen(self, backend: str | Backend) -> Backend | None:
         """Return what attends through block tables; None for a region."""
@@ -177,8 +182,11 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is running, preempted or waiting."""
-        return self.scheduler.has_unfinished
+        """Whether any request is running, preempted or waiting.
+
+        Or an interrupt kept `step` from returning what it had computed.
+        """
+        return bool(self._ready) or self.scheduler.has_unfinished
 
     # --- Requests ----------------------------------------------------------
 
@@ -221,10 +229,18 @@ class Engine:
         """Queue a request.
 
         Raises:
+            RuntimeError: `generate` is running; it knows its own requests
+                only. The engine has not changed.
             ValueError: see `add_request`.
         """
+        if self._is_generating:
+            raise RuntimeError(
+                f"request {request.request_id!r} comes while generate is "
+                f"running: use add and step"
+            )
         self._require_suitable(request)
-        self._queue(request)
+        with interrupts_held():
+            self._queue(request)
 
     def _queue(self, request: Request) -> None:
         self.scheduler.add(request)
@@ -264,7 +280,13 @@ class Engine:
         """
         if request_id not in self._known:
             raise KeyError(f"request {request_id!r} was never added")
-        self.scheduler.abort(request_id)
+        with interrupts_held():
+            self.scheduler.abort(request_id)
+            self._ready = [
+                output
+                for output in self._ready
+                if output.request_id != request_id
+            ]
 
     def generate(
         self,
@@ -308,14 +330,18 @@ class Engine:
         for request in requests:
             self._require_suitable(request)
             self.scheduler.require_admissible(request)
-        for request in requests:
-            self._queue(request)
         texts: dict[Hashable, list[int]] = {name: [] for name in names}
         try:
+            with interrupts_held():
+                for request in requests:
+                    self._queue(request)
+                self._is_generating = True
             self._drain(texts)
         finally:  # after an interrupt, too, there is nothing left to do
-            for name in names:
-                self.abort(name)
+            with interrupts_held():
+                self._is_generating = False
+                for name in self._known.intersection(names):
+                    self.abort(name)
         return list(texts.values())
 
     def _drain(self, texts: dict[Hashable, list[int]]) -> None:
@@ -336,8 +362,11 @@ class Engine:
 
         A model that raises is run again with each entry alone, to find out
         whose fault it is: that request ends with the reason "error", the
-        others go on. So does a request whose logits are NaN. After an
-        interrupt the step is simply done again.
+        others go on. So does a request whose logits are NaN.
+
+        An interrupt waits while memory and requests change together. One that
+        comes before the tokens are taken has the step done again by the next
+        call; after one that comes later, the next call returns the tokens.
 
         Raises:
             RuntimeError: called from within a step, by `on_batch` or by the
@@ -345,16 +374,20 @@ class Engine:
         """
         if self._is_stepping:
             raise RuntimeError("a step is running already")
-        self._is_stepping = True
         try:
-            return self._step()
+            self._is_stepping = True
+            if not self._ready:
+                self._step()
+            outputs, self._ready = self._ready, []
+            return outputs
         finally:
             self._is_stepping = False
 
-    def _step(self) -> list[TokenOutput]:
+    def _step(self) -> None:
         began = self.clock()
-        batch = self.scheduler.schedule()
-        self._plan_moves(batch)
+        with interrupts_held():
+            batch = self.scheduler.schedule()
+            self._plan_moves(batch)
         scheduled = self.clock() - began
         if self.on_batch is not None:
             self.on_batch(batch)
@@ -362,16 +395,16 @@ class Engine:
         self._move_blocks()
         batch.entries = [entry for entry in batch.entries if not entry.gone]
         tokens, errors = self._compute(batch.entries)
-        outputs = [
-            output
-            for entry, error in errors
-            if not entry.gone
-            for output in self._fail(entry.request, error)
-        ]
-        outputs += self.scheduler.update(batch, tokens)
-        self.last_batch = batch
-        self.step_seconds = scheduled + self.clock() - began
-        return outputs
+        with interrupts_held():
+            failed = [
+                output
+                for entry, error in errors
+                if not entry.gone
+                for output in self._fail(entry.request, error)
+            ]
+            self._ready = failed + self.scheduler.update(batch, tokens)
+            self.last_batch = batch
+            self.step_seconds = scheduled + self.clock() - began
 
     def _plan_moves(self, batch: Batch) -> None:
         """Remember the moves: a step that is interrupted does them later."""
@@ -409,6 +442,9 @@ class Engine:
         try:
             logits = self._run_model(entries)
         except Exception as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                # Compiled code reports it as an error of its own.
+                raise error.__cause__ from None
             if len(entries) > 1:
                 return self._compute_one_by_one(entries)
             # Reported with the request: nobody else is concerned.
@@ -636,3 +672,22 @@ def _require_same_sizes(
     ):
         if wanted != got:
             raise ValueError(f"{name}: {wanted}, the cache has {got}")
+
+
+def _require_same_numbers(
+    model: Model, kv_cache: PagedKVCache | ContiguousKVCache
+) -> None:
+    """Refuse keys and values that the model's queries cannot meet."""
+    keys, values = kv_cache.keys[0], kv_cache.values[0]
+    if values.shape[3] != model.head_dim:
+        raise ValueError(
+            f"head_dim of the model: {model.head_dim}, the cache has "
+            f"{values.shape[3]} for values"
+        )
+    for name, got in (("dtype", keys.dtype), ("device", keys.device)):
+        # A model need not say; a cache of 8 bits is for any dtype.
+        wanted = getattr(model, name, got)
+        if wanted != got and got not in FP8:
+            raise ValueError(
+                f"{name} of the model: {wanted}, the cache has {got}"
+            )

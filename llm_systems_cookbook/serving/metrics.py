@@ -13,7 +13,7 @@ from typing import NamedTuple
 from llm_systems_cookbook.memory import Usage
 from llm_systems_cookbook.serving.request import Request, TokenOutput
 from llm_systems_cookbook.serving.scheduler import Batch, Counts
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import require_at_least, require_number
 
 GROWTH = 1.02  # of a histogram's bins: a quantile is off by at most 1 %
 
@@ -92,6 +92,13 @@ class SLO(NamedTuple):
 
     ttft: float
     inter_token: float
+
+
+def _require_limits(slo: SLO) -> None:
+    for name, limit in slo._asdict().items():
+        require_number(**{name: limit})
+        if not limit >= 0:
+            raise ValueError(f"{name} of an SLO must be >= 0, got {limit}")
 
 
 @dataclass
@@ -219,9 +226,15 @@ class Recorder:
     Args:
         capacity: token slots in the pool.
         slo: what a request must keep to count as good.
+
+    Raises:
+        TypeError: a limit of the SLO is not a number.
+        ValueError: a limit of the SLO is below 0, or NaN.
     """
 
     def __init__(self, capacity: int, slo: SLO | None = None) -> None:
+        if slo is not None:
+            _require_limits(slo)
         self.report = Report(capacity, slo)
         self._open: dict[Hashable, _Open] = {}
 

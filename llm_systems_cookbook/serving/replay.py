@@ -1,5 +1,6 @@
 """Let requests arrive while an engine, or a simulator, serves them."""
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -73,7 +74,8 @@ def replay(
 
     Raises:
         ValueError: the driver has something to do, arrivals go back in time,
-            max_steps is below 0, or a request is refused.
+            max_steps is below 0, a request is refused, or the driver's clock
+            goes back or is not finite.
     """
     if driver.has_unfinished:
         raise ValueError("replay needs a driver with nothing to do")
@@ -159,10 +161,14 @@ class _Replay:
     def _step(self) -> None:
         outputs = self.driver.step()
         began, batch = self.now, self.driver.last_batch
-        self.now += self.driver.step_seconds
-        self.recorder.step(
-            began, self.driver.step_seconds, batch, self.usage, outputs
-        )
+        seconds = self.driver.step_seconds
+        if not 0 <= seconds < math.inf:
+            raise ValueError(
+                f"step_seconds must be finite and >= 0, got {seconds}: the "
+                f"driver's clock is wrong"
+            )
+        self.now += seconds
+        self.recorder.step(began, seconds, batch, self.usage, outputs)
         if self.on_step is not None:
             self.on_step(self.now, batch, self.usage, outputs)
 

@@ -2,12 +2,12 @@
 
 import math
 import operator
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, SupportsIndex
 
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import require_at_least, require_number
 
 Reason = Literal["length", "stop", "error", "abort"]
 
@@ -31,7 +31,8 @@ class Request:
             index and the token's position, and on nothing else.
 
     Raises:
-        TypeError: a count, the seed or a token is not an integer.
+        TypeError: a count, the seed or a token is not an integer, a time or
+            the temperature not a number, or a prompt has no order.
         ValueError: a value outside its limit.
     """
 
@@ -47,7 +48,8 @@ class Request:
 
     def __post_init__(self) -> None:
         hash(self.request_id)
-        self._keep("prompt_token_ids", _tokens(self.prompt_token_ids))
+        prompt = _ordered(self.prompt_token_ids)
+        self._keep("prompt_token_ids", _tokens("prompt_token_ids", prompt))
         if len(self.prompt_token_ids) == 0:
             raise ValueError(f"request {self.request_id!r}: empty prompt")
         for name in ("max_new_tokens", "num_samples"):
@@ -55,9 +57,10 @@ class Request:
             self._keep(name, value)
         (seed,) = require_at_least(0, seed=self.seed)
         self._keep("seed", seed)
-        self._keep("stop_token_ids", frozenset(_tokens(self.stop_token_ids)))
+        stops = _tokens("stop_token_ids", self.stop_token_ids)
+        self._keep("stop_token_ids", frozenset(stops))
         for name in ("arrival", "temperature"):
-            value = float(getattr(self, name))
+            (value,) = require_number(**{name: getattr(self, name)})
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be finite, >= 0, got {value}")
             self._keep(name, value)
@@ -96,10 +99,32 @@ class Request:
         return self.num_prompt_tokens + output - 1
 
 
-def _tokens(token_ids: Iterable[int]) -> Sequence[int]:
+def _ordered(prompt: Sequence[int]) -> Sequence[int]:
+    """Return a prompt; refuse what has no order, or more than one."""
+    if isinstance(prompt, Set | Mapping):
+        raise TypeError(
+            f"prompt_token_ids must be in order, got a {type(prompt).__name__}"
+        )
+    if getattr(prompt, "ndim", 1) != 1:  # a tensor or an array
+        raise ValueError(
+            f"prompt_token_ids must be one sequence, got {list(prompt.shape)}"
+        )
+    return prompt
+
+
+def _tokens(name: str, token_ids: Iterable[int]) -> Sequence[int]:
     if isinstance(token_ids, range):
         return token_ids
-    return tuple(operator.index(token) for token in token_ids)
+    if not isinstance(token_ids, Iterable):
+        raise TypeError(f"{name} must be a list of tokens, got {token_ids!r}")
+    return tuple(_token(name, token) for token in token_ids)
+
+
+def _token(name: str, token: SupportsIndex) -> int:
+    try:
+        return operator.index(token)
+    except TypeError:
+        raise TypeError(f"{name} must be integers, got {token!r}") from None
 
 
 class TokenOutput(NamedTuple):

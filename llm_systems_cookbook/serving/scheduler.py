@@ -31,7 +31,7 @@ from llm_systems_cookbook.serving.request import (
     Status,
     TokenOutput,
 )
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import require_at_least, require_number
 
 
 class RequestRefused(ValueError):
@@ -175,6 +175,7 @@ class Scheduler:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
+        (watermark,) = require_number(watermark=watermark)
         if not 0 <= watermark < 1:
             raise ValueError(f"watermark must be in [0, 1), got {watermark}")
         if preemption not in ("recompute", "swap"):
@@ -439,7 +440,9 @@ class Scheduler:
         """Return the slots that admission must leave free."""
         if not self.running:
             return 0  # it fits alone, so it must not wait
-        return math.ceil(self.watermark * self.memory.capacity) + growth
+        # Rounded: 7 % of 100 slots are 7, and not a little more.
+        share = round(self.watermark * self.memory.capacity, 6)
+        return math.ceil(share) + growth
 
     def _start(self, state: RequestState, batch: Batch) -> None:
         state.status = Status.RUNNING

@@ -82,11 +82,17 @@ class LinearClock:
         no negative one is taken.
 
         Raises:
-            ValueError: fewer than three steps, or steps that took no time.
+            ValueError: fewer than three steps, steps that took no time, or
+                one of a negative or non-finite number.
         """
         rows = np.array(list(steps), dtype=np.float64)
         if len(rows) < 3:
             raise ValueError(f"needs at least 3 steps, got {len(rows)}")
+        for row in rows:
+            if not ((row >= 0) & (row < np.inf)).all():
+                raise ValueError(
+                    f"a step must be finite and >= 0, got {row.tolist()}"
+                )
         columns = np.column_stack([np.ones(len(rows)), rows[:, :2]])
         best, times = math.inf, np.zeros(3)
         for used in _subsets(3):
@@ -127,6 +133,7 @@ class Simulator:
         self.last_batch: Batch | None = None
         self.step_seconds = 0.0
         self.on_batch: Callable[[Batch], None] | None = None
+        self._is_stepping = False
 
     @property
     def has_unfinished(self) -> bool:
@@ -148,10 +155,26 @@ class Simulator:
         self.scheduler.add(request)
 
     def step(self) -> list[TokenOutput]:
-        """Pretend to compute the next step."""
+        """Pretend to compute the next step.
+
+        Raises:
+            RuntimeError: called from within a step, by `on_batch`; or see
+                `Scheduler.schedule`.
+        """
+        if self._is_stepping:
+            raise RuntimeError("a step is running already")
+        self._is_stepping = True
+        try:
+            return self._step()
+        finally:
+            self._is_stepping = False
+
+    def _step(self) -> list[TokenOutput]:
         batch = self.scheduler.schedule()
         if self.on_batch is not None:
             self.on_batch(batch)
+        # As in an engine, what was aborted just now is not computed.
+        batch.entries = [entry for entry in batch.entries if not entry.gone]
         self.step_seconds = self.clock(batch)
         self.last_batch = batch
         return self.scheduler.update(batch, [0] * len(batch.sampled))
