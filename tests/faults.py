@@ -1321,7 +1321,7 @@ FAULTS = [
         "watermark ignored at admission",
         "09_paged_engine",
         SCHEDULER,
-        "math.ceil(self.watermark * self.memory.capacity) + growth",
+        "math.ceil(share) + growth",
         "growth",
         "admission_leaves_the_watermark_free",
     ),
