@@ -900,10 +900,14 @@ def test_ctrl_c_in_generate_aborts_its_requests_and_is_raised(monkeypatch):
         assert engine.generate([[1]], 2) == [greedy([1], 2)]
 
 
-def test_an_interrupt_that_compiled_code_reports_is_an_interrupt():
+@pytest.mark.parametrize("calls", [1, 3])
+def test_an_interrupt_that_compiled_code_reports_is_an_interrupt(calls):
     """Python makes it a SystemError when a function in C returns."""
-    error = SystemError("returned a result with an exception set")
-    error.__cause__ = KeyboardInterrupt()
+    error = KeyboardInterrupt()
+    for _ in range(calls):
+        inner = error
+        error = SystemError("returned a result with an exception set")
+        error.__cause__ = inner
     engine = Setup().make_engine(Interrupted(1, error, False))
     engine.add_request([1, 2], 2, request_id="a")
     with pytest.raises(KeyboardInterrupt):

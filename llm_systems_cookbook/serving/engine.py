@@ -37,7 +37,10 @@ from llm_systems_cookbook.attention.inputs import (
 )
 from llm_systems_cookbook.memory import BlockCopy
 from llm_systems_cookbook.models import Attention
-from llm_systems_cookbook.serving.interrupts import interrupts_held
+from llm_systems_cookbook.serving.interrupts import (
+    interrupt_behind,
+    interrupts_held,
+)
 from llm_systems_cookbook.serving.request import Request, TokenOutput
 from llm_systems_cookbook.serving.sampling import draw_token, unusable
 from llm_systems_cookbook.serving.scheduler import (
@@ -442,9 +445,9 @@ class Engine:
         try:
             logits = self._run_model(entries)
         except Exception as error:
-            if isinstance(error.__cause__, KeyboardInterrupt):
-                # Compiled code reports it as an error of its own.
-                raise error.__cause__ from None
+            interrupt = interrupt_behind(error)
+            if interrupt is not None:
+                raise interrupt from None
             if len(entries) > 1:
                 return self._compute_one_by_one(entries)
             # Reported with the request: nobody else is concerned.

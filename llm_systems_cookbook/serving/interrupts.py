@@ -28,3 +28,15 @@ def interrupts_held() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if held:
             handler(*held[-1])
+
+
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt that an error comes from; None if from none.
+
+    A function in C that was interrupted reports a SystemError, with what
+    happened as its cause; one that called it, another.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__
+    return cause
