@@ -801,28 +801,20 @@ def interrupt_at(line):
     return trace, seen
 
 
-def run_traced(engine, trace):
-    """Serve what presses, one interrupt in it; return texts and raised."""
-    result, raised = Run(engine), 0
-    for request in PRESSING.requests:
-        engine.add(request)
-    for _ in range(500):
-        if not engine.has_unfinished:
-            break
+def trace_steps(engine, trace):
+    """Let a trace function see the engine's steps, and nothing else."""
+    step = engine.step
+
+    def traced():
         before = sys.gettrace()
         sys.settrace(trace)
         try:
-            outputs = engine.step()
-        except KeyboardInterrupt:
-            raised += 1
-            outputs = []
+            return step()
         finally:
             sys.settrace(before)
-        result.outputs += outputs
-        engine.scheduler.assert_consistent()
-    assert not engine.has_unfinished
-    assert_whole(engine)
-    return result.texts, raised
+
+    engine.step = traced
+    return engine
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -830,19 +822,19 @@ def test_ctrl_c_at_any_line_loses_nothing(part):
     """One in so many lines of a run: schedule, moves, compute, update."""
     exact = run(PRESSED, PRESSING).texts
     trace, seen = interrupt_at(-1)
-    assert run_traced(PRESSED.make_engine(), trace) == (exact, 0)
+    engine = trace_steps(PRESSED.make_engine(), trace)
+    assert run_with_retries(engine, PRESSING) == (exact, 0)
     lines = next(seen) - 1
     assert lines > 5_000
     for line in range(1 + part * 97, lines, 397):
         trace, _ = interrupt_at(line)
-        texts, raised = run_traced(PRESSED.make_engine(), trace)
+        engine = trace_steps(PRESSED.make_engine(), trace)
+        texts, raised = run_with_retries(engine, PRESSING)
         assert raised == 1, f"line {line}"
         assert texts == exact, f"line {line}"
 
 
-def test_ctrl_c_while_tokens_are_taken_keeps_them_for_the_next_call():
-    engine = Setup().make_engine()
-    engine.add_request([1, 2, 3], 1, request_id="a")
+def step_with_ctrl_c_in_update(engine):
     update = engine.scheduler.update
 
     def pressed(*given):
@@ -852,6 +844,12 @@ def test_ctrl_c_while_tokens_are_taken_keeps_them_for_the_next_call():
     engine.scheduler.update = pressed
     with pytest.raises(KeyboardInterrupt):
         engine.step()
+
+
+def test_ctrl_c_while_tokens_are_taken_keeps_them_for_the_next_call():
+    engine = Setup().make_engine()
+    engine.add_request([1, 2, 3], 1, request_id="a")
+    step_with_ctrl_c_in_update(engine)
     assert not engine.scheduler.has_unfinished
     assert engine.has_unfinished, "there is something to be told"
     (output,) = engine.step()
@@ -865,15 +863,7 @@ def test_ctrl_c_while_tokens_are_taken_keeps_them_for_the_next_call():
 def test_who_aborts_is_told_no_kept_token():
     engine = Setup().make_engine()
     engine.add_request([1, 2, 3], 3, request_id="a")
-    update = engine.scheduler.update
-
-    def pressed(*given):
-        signal.raise_signal(signal.SIGINT)
-        return update(*given)
-
-    engine.scheduler.update = pressed
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
+    step_with_ctrl_c_in_update(engine)
     engine.abort("a")
     assert not engine.has_unfinished
 

@@ -396,7 +396,7 @@ class Engine:
             self.on_batch(batch)
         began = self.clock()
         self._move_blocks()
-        batch.entries = [entry for entry in batch.entries if not entry.gone]
+        batch.drop_gone()
         tokens, errors = self._compute(batch.entries)
         with interrupts_held():
             failed = [

@@ -95,8 +95,9 @@ class SLO(NamedTuple):
 
 
 def _require_limits(slo: SLO) -> None:
-    for name, limit in slo._asdict().items():
-        require_number(**{name: limit})
+    limits = slo._asdict()
+    require_number(**limits)
+    for name, limit in limits.items():
         if not limit >= 0:
             raise ValueError(f"{name} of an SLO must be >= 0, got {limit}")
 

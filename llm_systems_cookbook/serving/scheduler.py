@@ -115,6 +115,10 @@ class Batch:
                 e for e in self.entries if e.request is not request
             ]
 
+    def drop_gone(self) -> None:
+        """Drop what was aborted after it was scheduled: nobody computes it."""
+        self.entries = [entry for entry in self.entries if not entry.gone]
+
 
 @dataclass
 class Counts:

@@ -88,11 +88,11 @@ class LinearClock:
         rows = np.array(list(steps), dtype=np.float64)
         if len(rows) < 3:
             raise ValueError(f"needs at least 3 steps, got {len(rows)}")
-        for row in rows:
-            if not ((row >= 0) & (row < np.inf)).all():
-                raise ValueError(
-                    f"a step must be finite and >= 0, got {row.tolist()}"
-                )
+        bad = ~((rows >= 0) & (rows < np.inf)).all(axis=1)
+        if bad.any():
+            raise ValueError(
+                f"a step must be finite and >= 0, got {rows[bad][0].tolist()}"
+            )
         columns = np.column_stack([np.ones(len(rows)), rows[:, :2]])
         best, times = math.inf, np.zeros(3)
         for used in _subsets(3):
@@ -173,8 +173,7 @@ class Simulator:
         batch = self.scheduler.schedule()
         if self.on_batch is not None:
             self.on_batch(batch)
-        # As in an engine, what was aborted just now is not computed.
-        batch.entries = [entry for entry in batch.entries if not entry.gone]
+        batch.drop_gone()
         self.step_seconds = self.clock(batch)
         self.last_batch = batch
         return self.scheduler.update(batch, [0] * len(batch.sampled))
