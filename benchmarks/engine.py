@@ -33,7 +33,7 @@ from llm_systems_cookbook.models import TinyGPT
 from llm_systems_cookbook.nb import Notebook
 from llm_systems_cookbook.serving import Report, Request, Scheduler, replay
 from llm_systems_cookbook.serving.engine import Engine
-from llm_systems_cookbook.workload import sharegpt
+from llm_systems_cookbook.workloads.generated import sharegpt
 
 BATCH = 32
 BLOCK_SIZE = 16

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from llm_systems_cookbook import bench
 from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.tools import bench
 
 BATCH = 16
 LENGTHS = (512, 1024, 2048)

@@ -15,14 +15,14 @@ import sys
 import time
 from pathlib import Path
 
-from llm_systems_cookbook import traces
-from llm_systems_cookbook.conditions import peak_memory_mb
 from llm_systems_cookbook.memory import (
     BlockAllocator,
     PagedMemory,
     time_weighted,
 )
 from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.nb.environment import peak_memory_mb
+from llm_systems_cookbook.workloads import traces
 
 NAME = "azure-conv-2023"
 BLOCK_SIZE = 16

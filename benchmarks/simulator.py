@@ -17,15 +17,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_systems_cookbook import traces
-from llm_systems_cookbook.conditions import peak_memory_mb
 from llm_systems_cookbook.memory import BlockAllocator, PagedMemory
 from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.nb.environment import peak_memory_mb
 from llm_systems_cookbook.serving.replay import replay, requests_from
 from llm_systems_cookbook.serving.request import Request
 from llm_systems_cookbook.serving.scheduler import Scheduler
 from llm_systems_cookbook.serving.simulator import LinearClock, Simulator
-from llm_systems_cookbook.workload import Workload, alpaca
+from llm_systems_cookbook.workloads import traces
+from llm_systems_cookbook.workloads.generated import Workload, alpaca
 
 NAME = "azure-conv-2023"
 BLOCK_SIZE = 16

@@ -1,8 +1,8 @@
-"""Argument checks shared by the package."""
+"""Argument checks, and the one division that rounds up."""
 
 import operator
 from numbers import Real
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -67,3 +67,12 @@ def _counts(minimum: int, name: str, value: ArrayLike) -> np.ndarray:
             f"{name} must all be >= {minimum}, got {counts.min()}"
         )
     return counts
+
+
+def cdiv(a: Any, b: Any) -> Any:  # noqa: ANN401
+    """Return a / b rounded up, for integers, arrays and tensors of them.
+
+    Floor division rounds towards minus infinity, so twice negated it rounds
+    up, and stays exact where a float would not.
+    """
+    return -(-a // b)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from llm_systems_cookbook import traces
-from llm_systems_cookbook.records import write_atomic
+from llm_systems_cookbook.nb.record import write_atomic
+from llm_systems_cookbook.workloads import traces
 
 TABLE = (
     Path(__file__).resolve().parents[1]

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from notebook_cells import ROOT
+from cases.notebooks import ROOT
 
-from llm_systems_cookbook import traces
-from llm_systems_cookbook.conditions import Conditions
 from llm_systems_cookbook.memory import BlockAllocator
+from llm_systems_cookbook.nb.environment import Conditions
+from llm_systems_cookbook.workloads import traces
 
 
 def run(name):

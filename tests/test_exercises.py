@@ -6,8 +6,7 @@ from functools import cache
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
-from notebook_cells import (
+from cases.notebooks import (
     NOTEBOOKS,
     ROOT,
     cells_that_exercises_need,
@@ -15,9 +14,10 @@ from notebook_cells import (
     exercise_cells,
     run_cell,
 )
+from nbformat.v4 import new_code_cell, new_notebook
 
-from llm_systems_cookbook.nb import Notebook
-from llm_systems_cookbook.triton_mode import installed
+from llm_systems_cookbook.attention.backends import installed
+from llm_systems_cookbook.nb import Session
 
 pytestmark = pytest.mark.usefixtures("results_in_tmp")
 
@@ -77,7 +77,7 @@ def namespace_of(path):
 def grade(path, exercise, answer, directory):
     """Return (status, message, passes the example) of an answer."""
     namespace = dict(namespace_of(path))
-    namespace["s"] = session = Notebook(path.stem, directory)
+    namespace["s"] = session = Session(path.stem, directory)
     _, *grading = exercise_cells(path)[exercise]
     run_cell(answer, namespace, f"{exercise}:answer")
     source = "\n".join(cell.source for cell in grading)

@@ -5,8 +5,8 @@ import re
 
 import nbformat
 import pytest
+from cases.notebooks import NOTEBOOKS, ROOT
 from nbclient import NotebookClient
-from notebook_cells import NOTEBOOKS, ROOT
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from notebook_cells import NOTEBOOKS, ROOT
+from cases.notebooks import NOTEBOOKS, ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 

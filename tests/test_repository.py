@@ -390,7 +390,7 @@ print("torch imported:", "torch" in sys.modules)
 
 @pytest.mark.parametrize(
     "module",
-    ["memory", "nb", "conditions", "traces", "workload", "plots", "cli"],
+    ["memory", "nb", "workloads", "plots", "tools.cli", "attention.backends"],
 )
 def test_importing_the_module_leaves_torch_unimported(module):
     program = IMPORT_ALL.format(module=f"llm_systems_cookbook.{module}")

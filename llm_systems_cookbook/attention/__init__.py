@@ -1,29 +1,83 @@
-"""Bytes: where keys and values lie, and how a query meets them."""
+"""The bytes: where keys and values lie, and how a query meets them.
 
-from llm_systems_cookbook.attention.cache_write import write_kv
-from llm_systems_cookbook.attention.dispatch import (
-    BACKENDS,
-    choose_backend,
-    paged_attention,
-)
-from llm_systems_cookbook.attention.gather import (
-    Workspace,
-    gather_index_select,
-    gather_loop,
-)
-from llm_systems_cookbook.attention.kv_cache import (
-    ContiguousKVCache,
-    PagedKVCache,
-)
+A name is imported when it is asked for, because most of them need torch and
+`attention.backends`, which only says what could run here, does not.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llm_systems_cookbook.attention.backends import (
+        BACKENDS,
+        choose_backend,
+        why_not,
+    )
+    from llm_systems_cookbook.attention.contiguous import contiguous_attention
+    from llm_systems_cookbook.attention.dispatch import attend, paged_attention
+    from llm_systems_cookbook.attention.gather import (
+        Workspace,
+        gather_index_select,
+        gather_loop,
+        gather_loop_attention,
+    )
+    from llm_systems_cookbook.attention.inputs import (
+        INDEX,
+        AttentionInputs,
+        checked_inputs,
+        require_shape,
+    )
+    from llm_systems_cookbook.attention.kv_cache import (
+        ContiguousKVCache,
+        PagedKVCache,
+    )
+    from llm_systems_cookbook.attention.reference import reference_attention
+    from llm_systems_cookbook.attention.write import write_kv
+
+_HOME = {
+    "BACKENDS": "backends",
+    "choose_backend": "backends",
+    "why_not": "backends",
+    "contiguous_attention": "contiguous",
+    "attend": "dispatch",
+    "paged_attention": "dispatch",
+    "Workspace": "gather",
+    "gather_index_select": "gather",
+    "gather_loop": "gather",
+    "gather_loop_attention": "gather",
+    "INDEX": "inputs",
+    "AttentionInputs": "inputs",
+    "checked_inputs": "inputs",
+    "require_shape": "inputs",
+    "ContiguousKVCache": "kv_cache",
+    "PagedKVCache": "kv_cache",
+    "reference_attention": "reference",
+    "write_kv": "write",
+}
 
 __all__ = [
     "BACKENDS",
+    "INDEX",
+    "AttentionInputs",
     "ContiguousKVCache",
     "PagedKVCache",
     "Workspace",
+    "attend",
+    "checked_inputs",
     "choose_backend",
+    "contiguous_attention",
     "gather_index_select",
     "gather_loop",
+    "gather_loop_attention",
     "paged_attention",
+    "reference_attention",
+    "require_shape",
+    "why_not",
     "write_kv",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

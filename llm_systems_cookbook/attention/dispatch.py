@@ -7,21 +7,13 @@ rounding:
 Triton's interpreter when asked for).
 """
 
-import os
-
 import torch
 from torch import Tensor
 
+from llm_systems_cookbook.attention.backends import BACKENDS, choose_backend
 from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
     checked_inputs,
-)
-from llm_systems_cookbook.triton_mode import (
-    BACKEND,
-    BACKENDS,
-    INTERPRET,
-    installed,
-    interpreting,
 )
 
 
@@ -143,68 +135,9 @@ def attend(inputs: AttentionInputs, backend: str, out: Tensor) -> Tensor:
 
         return cpu_attention(inputs, out)
     if backend == "triton":
-        from llm_systems_cookbook.attention.triton_backend import (
+        from llm_systems_cookbook.attention.triton.launch import (
             triton_attention,
         )
 
         return triton_attention(inputs, out)
     raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
-
-
-def choose_backend(tensor: Tensor, backend: str = "auto") -> str:
-    """Return the backend to use for a tensor on its device.
-
-    Raises:
-        ValueError: the backend is unknown, or cannot run this here.
-    """
-    if backend == "auto":
-        backend = os.environ.get(BACKEND) or _fastest(tensor)
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
-    reason = why_not(backend, tensor)
-    if reason:
-        raise ValueError(f"backend {backend!r} cannot run here: {reason}")
-    return backend
-
-
-def _fastest(tensor: Tensor) -> str:
-    if not tensor.is_cuda:
-        return "gather" if why_not("cpu", tensor) else "cpu"
-    if why_not("triton", tensor) or interpreting():
-        return "gather"  # the interpreter runs only when it is asked for
-    return "triton"
-
-
-def why_not(backend: str, tensor: Tensor) -> str:
-    """Return what keeps a backend from taking a tensor; "" if nothing."""
-    if backend == "cpu" and tensor.device.type != "cpu":
-        return f"the tensors are on {tensor.device}"
-    if backend == "cpu" and not installed("numba"):
-        return "numba is not installed"
-    if backend == "triton":
-        return _why_not_triton(tensor)
-    return ""
-
-
-def _why_not_triton(tensor: Tensor) -> str:
-    if not installed("triton"):
-        return "Triton is not installed"
-    from llm_systems_cookbook.attention.triton_kernels import INTERPRETED
-
-    if interpreting() != INTERPRETED:
-        return f"{INTERPRET} was changed after Triton was imported"
-    if tensor.dtype == torch.float64:
-        return "the Triton kernels take float32, float16 and bfloat16"
-    if not tensor.is_cuda and not INTERPRETED:
-        return (
-            f"the tensors are on the CPU, and Triton's interpreter is off "
-            f"({INTERPRET}=1 turns it on, before Triton is imported)"
-        )
-    if INTERPRETED or torch.version.hip:
-        return ""
-    capability = torch.cuda.get_device_capability(tensor.device)
-    if capability < (7, 5):
-        return "Triton compiles for compute capability 7.5 and later"
-    if capability < (8, 0) and tensor.dtype == torch.bfloat16:
-        return "this GPU has no bfloat16"
-    return ""

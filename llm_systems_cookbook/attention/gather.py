@@ -21,7 +21,7 @@ from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
     require_shape,
 )
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import cdiv, require_at_least
 
 # What is gathered at a time. On a CPU a portion should still be in its cache
 # when attention reads it; on a GPU few large calls are faster.
@@ -158,7 +158,7 @@ def _checked_tables(cache: Tensor, tables: Tensor, length: int) -> Tensor:
             f"length {length} is outside [0, {capacity}], what "
             f"{tables.shape[1]} blocks of {block_size} hold"
         )
-    tables = tables[:, : -(-length // block_size)]
+    tables = tables[:, : cdiv(length, block_size)]
     bad = tables[(tables < 0) | (tables >= num_blocks)]
     if len(bad) > 0:
         raise ValueError(f"block {int(bad[0])} is outside [0, {num_blocks})")
@@ -249,7 +249,7 @@ def _attend_portion(
     size, length = inputs.block_size, portion.length
     before = length - portion.num_queries  # position of the first query row
     oldest = _oldest_seen(inputs, before)
-    first, end = oldest // size, -(-length // size)
+    first, end = oldest // size, cdiv(length, size)
     if end > inputs.max_blocks or inputs.num_blocks == 0:
         out[rows] = torch.nan
         return

@@ -400,6 +400,18 @@ def cache_scale(
     return scale.reshape(-1).expand(kv_heads).contiguous()
 
 
+def as_stored(
+    rows: Tensor, dtype: torch.dtype, scale: Tensor | None
+) -> Tensor:
+    """Return [num_tokens, num_kv_heads, head_dim] as a cache stores them."""
+    if scale is not None:
+        rows = rows / scale[:, None]
+    if dtype in FP8:
+        largest = torch.finfo(dtype).max
+        rows = rows.clamp(-largest, largest)
+    return rows.to(dtype)
+
+
 # --- Values: reading them from a GPU waits for it ---------------------------
 
 

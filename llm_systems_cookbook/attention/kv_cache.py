@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from llm_systems_cookbook.attention.cache_write import write_kv
 from llm_systems_cookbook.attention.gather import gather_index_select
 from llm_systems_cookbook.attention.inputs import FLOATS, dtype_names
+from llm_systems_cookbook.attention.write import write_kv
 from llm_systems_cookbook.memory.sequence_table import BlockCopy
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import cdiv, require_at_least
 
 Slots = Tensor | Sequence[int]
 
@@ -127,7 +127,7 @@ class PagedKVCache:
         """
         _require_below("layer", layer, len(self.keys))
         if 0 <= length <= len(block_ids) * self.block_size:
-            block_ids = block_ids[: -(-length // self.block_size)]
+            block_ids = block_ids[: cdiv(length, self.block_size)]
         row = [operator.index(block_id) for block_id in block_ids]
         table = torch.tensor(
             [row], dtype=torch.int64, device=self.keys[layer].device

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from llm_systems_cookbook.attention.dispatch import choose_backend
+from llm_systems_cookbook.attention.backends import choose_backend
 from llm_systems_cookbook.attention.inputs import (
     FLOATS,
     FP8,
     INDEX,
+    as_stored,
     cache_scale,
     check_cache_scale,
     check_caches,
@@ -79,7 +80,7 @@ def write_kv(
         # there before would not raise.
         increment_version((key_cache, value_cache))
     if backend == "triton":
-        from llm_systems_cookbook.attention.triton_backend import triton_write
+        from llm_systems_cookbook.attention.triton.launch import triton_write
 
         triton_write(
             key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
@@ -114,18 +115,6 @@ def _write(
         # Advanced indexing knows no float8; its bytes are as good.
         cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
     cache[blocks, :, offsets] = rows
-
-
-def as_stored(
-    rows: Tensor, dtype: torch.dtype, scale: Tensor | None
-) -> Tensor:
-    """Return [num_tokens, num_kv_heads, head_dim] as a cache stores them."""
-    if scale is not None:
-        rows = rows / scale[:, None]
-    if dtype in FP8:
-        largest = torch.finfo(dtype).max
-        rows = rows.clamp(-largest, largest)
-    return rows.to(dtype)
 
 
 def _check(

@@ -1,17 +1,14 @@
-"""Space, in integers: which block holds which token. No tensors here."""
+"""Where a token lives, in integers: which block, which slot. No tensors."""
 
 from llm_systems_cookbook.memory.allocator import BlockAllocator, OutOfBlocks
-from llm_systems_cookbook.memory.memory_manager import (
-    MemoryManager,
-    PagedMemory,
-    ReservedMemory,
-    Usage,
-)
+from llm_systems_cookbook.memory.manager import MemoryManager, Usage
+from llm_systems_cookbook.memory.paged import PagedMemory
 from llm_systems_cookbook.memory.reservation import (
     BuddyRegions,
     FirstFitRegions,
     NoFreeRegion,
 )
+from llm_systems_cookbook.memory.reserved import ReservedMemory
 from llm_systems_cookbook.memory.sequence_table import (
     BlockCopy,
     SequenceTable,

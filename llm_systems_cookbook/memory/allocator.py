@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import cdiv, require_at_least
 
 
 class OutOfBlocks(RuntimeError):
@@ -67,7 +67,7 @@ class BlockAllocator:
             ValueError: num_tokens below 0.
         """
         (num_tokens,) = require_at_least(0, num_tokens=num_tokens)
-        return -(-num_tokens // self.block_size)
+        return cdiv(num_tokens, self.block_size)
 
     def alloc(self) -> int:
         """Take the block that has been free longest; its count becomes 1.

@@ -1,21 +1,14 @@
-"""Four memories behind one protocol: reserve the maximum, or page.
-
-A request holds some tokens now and more later. A memory manager answers one
-question: is there room? Reserving memories answer it once, at admission.
-Paged memory answers it again for every block.
-"""
+"""Paged memory: each request gets a block when it needs one."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from llm_systems_cookbook.memory.allocator import BlockAllocator, OutOfBlocks
-from llm_systems_cookbook.memory.reservation import (
-    BuddyRegions,
-    NoFreeRegion,
-    Regions,
-    round_up_to_power_of_two,
+from llm_systems_cookbook.memory.manager import (
+    Usage,
+    check_new,
+    get_known,
+    require_unknown,
 )
 from llm_systems_cookbook.memory.sequence_table import (
     BlockCopy,
@@ -23,307 +16,6 @@ from llm_systems_cookbook.memory.sequence_table import (
     fork_sequence,
 )
 from llm_systems_cookbook.validate import require_at_least
-
-T = TypeVar("T")
-
-
-class Usage(NamedTuple):
-    """Where the slots of a pool are; the four parts add up to its capacity.
-
-    The terms are those of section 3.1 and Fig. 2 of Kwon et al., SOSP 2023.
-    The split of what a request holds needs its final length, known only to a
-    simulation. Without it, `reserved` has all that may still be used.
-
-    Attributes:
-        token_states: slots that hold a token.
-        reserved: slots that will hold a token of the request that has them.
-        internal: slots of a request that it will never fill.
-        external: slots that no request holds.
-    """
-
-    token_states: int
-    reserved: int
-    internal: int
-    external: int
-
-
-class MemoryManager(Protocol):
-    """What a scheduler asks of memory, by request id and token counts.
-
-    Each call takes effect as a whole or not at all. `admit` and `grow` take
-    the memory at once, so what one request was promised, the next cannot
-    get.
-    """
-
-    block_size: int
-    """Slots that are handed out together."""
-
-    shares_blocks: bool
-    """Whether requests can share; else there is no `fork`, no `swap_out`."""
-
-    @property
-    def capacity(self) -> int:
-        """Token slots in the whole pool."""
-
-    def fits(
-        self, num_tokens: int, samples: int = 1, shared_tokens: int = 0
-    ) -> bool:
-        """Tell whether a request of this final length will fit, if alone."""
-
-    def admit(
-        self,
-        request_id: Hashable,
-        num_tokens: int,
-        final_tokens: int | None = None,
-        keep_free: int = 0,
-    ) -> bool:
-        """Make room for a new request's tokens; False when there is none."""
-
-    def grow(self, request_id: Hashable, num_tokens: int = 1) -> bool:
-        """Make room for more tokens of a request; False when there is none."""
-
-    def release(self, request_id: Hashable) -> None:
-        """Give back all that a request holds."""
-
-    @property
-    def request_ids(self) -> set[Hashable]:
-        """Requests that hold memory."""
-
-    def held(self, request_id: Hashable) -> int:
-        """Return for how many tokens a request has room."""
-
-    def block_ids(self, request_id: Hashable) -> list[int] | range:
-        """Return a request's blocks, in the order of its tokens."""
-
-    def usage(self) -> Usage:
-        """Return where the pool's slots are now."""
-
-    def assert_consistent(self) -> None:
-        """Check that what is in use is what requests hold."""
-
-
-@dataclass(slots=True)
-class _Reservation:
-    start: int
-    size: int
-    held: int
-    final: int | None
-
-
-class ReservedMemory:
-    """Reserve one contiguous region per request, at admission.
-
-    Three policies, as in section 6.1 of Kwon et al., SOSP 2023:
-    `max` reserves max_tokens for everyone; `pow2` reserves the prompt and
-    the output rounded up to a power of two; `oracle` reserves the final
-    length. The last two are told the final length, which no real system
-    knows. A request never runs out of room later, so nothing is preempted.
-
-    Args:
-        num_slots: token slots in the pool, at least 1.
-        max_tokens: longest request, prompt and output, at least 1.
-        policy: "max", "pow2" or "oracle".
-        regions: how regions are placed, BuddyRegions or FirstFitRegions.
-
-    Attributes:
-        block_size: 1, so a region is a block table of consecutive slots.
-
-    Raises:
-        ValueError: a size below 1, or an unknown policy.
-    """
-
-    block_size = 1
-    shares_blocks = False
-
-    def __init__(
-        self,
-        num_slots: int,
-        max_tokens: int,
-        policy: Literal["max", "pow2", "oracle"] = "max",
-        regions: type[Regions] = BuddyRegions,
-    ) -> None:
-        num_slots, max_tokens = require_at_least(
-            1, num_slots=num_slots, max_tokens=max_tokens
-        )
-        if policy not in ("max", "pow2", "oracle"):
-            raise ValueError(
-                f"policy must be max, pow2 or oracle, got {policy!r}"
-            )
-        self.max_tokens = max_tokens
-        self.policy = policy
-        self.regions = regions(num_slots)
-        self._reservations: dict[Hashable, _Reservation] = {}
-
-    @property
-    def capacity(self) -> int:
-        """Token slots in the whole pool."""
-        return self.regions.num_slots
-
-    def fits(
-        self, num_tokens: int, samples: int = 1, shared_tokens: int = 0
-    ) -> bool:
-        """Tell whether a request of this final length will fit, if alone.
-
-        Samples share nothing here: each takes a region of its own.
-
-        Args:
-            num_tokens: tokens of each sample at its end, at least 1.
-            samples: sequences of the request, at least 1.
-            shared_tokens: its prompt. How much `pow2` rounds up depends on
-                it; without it, the least favourable prompt decides.
-        """
-        num_tokens, samples = require_at_least(
-            1, num_tokens=num_tokens, samples=samples
-        )
-        (prompt,) = require_at_least(0, shared_tokens=shared_tokens)
-        if num_tokens > self.max_tokens:
-            return False
-        if prompt == 0:
-            prompt = _least_favourable_prompt(num_tokens)
-        size = self._size(min(prompt, num_tokens), num_tokens)
-        if samples == 1:
-            return self.regions.ever_fits(size)
-        empty = type(self.regions)(self.capacity)
-        try:
-            for _ in range(samples):
-                empty.allocate(size)
-        except NoFreeRegion:
-            return False
-        return True
-
-    def admit(
-        self,
-        request_id: Hashable,
-        num_tokens: int,
-        final_tokens: int | None = None,
-        keep_free: int = 0,
-    ) -> bool:
-        """Reserve a region; False when no hole is large enough.
-
-        Args:
-            request_id: a name not in use.
-            num_tokens: tokens to hold now (the prompt), at least 1.
-            final_tokens: tokens held at the end; `pow2` and `oracle` need it.
-            keep_free: not used: no request grows out of its region.
-
-        Raises:
-            ValueError: the id is in use, lengths out of order or above
-                max_tokens, or a final length missing.
-        """
-        num_tokens, final_tokens = _check_new(
-            self._reservations, request_id, num_tokens, final_tokens
-        )
-        size = self._size(num_tokens, final_tokens)
-        try:
-            start = self.regions.allocate(size)
-        except NoFreeRegion:
-            return False
-        self._reservations[request_id] = _Reservation(
-            start, size, num_tokens, final_tokens
-        )
-        return True
-
-    def _size(self, num_tokens: int, final_tokens: int | None) -> int:
-        longest = num_tokens if final_tokens is None else final_tokens
-        if longest > self.max_tokens:
-            raise ValueError(f"{longest} tokens, maximum {self.max_tokens}")
-        if self.policy == "max":
-            return self.max_tokens
-        if final_tokens is None:
-            raise ValueError(f"policy {self.policy} needs final_tokens")
-        if self.policy == "oracle":
-            return final_tokens
-        # The last sampled token is never written: output = written + 1.
-        output = final_tokens - num_tokens + 1
-        rounded = num_tokens + round_up_to_power_of_two(output)
-        return min(rounded, self.max_tokens)
-
-    def grow(self, request_id: Hashable, num_tokens: int = 1) -> bool:
-        """Use more of a request's own region; there is always room in it.
-
-        Raises:
-            KeyError: unknown request.
-            ValueError: num_tokens below 0, or past the end of the region.
-        """
-        (num_tokens,) = require_at_least(0, num_tokens=num_tokens)
-        reservation = _get(self._reservations, request_id)
-        held = reservation.held + num_tokens
-        if held > reservation.size:
-            raise ValueError(
-                f"request {request_id!r}: {held} tokens in a reservation "
-                f"of {reservation.size}"
-            )
-        reservation.held = held
-        return True
-
-    def release(self, request_id: Hashable) -> None:
-        """Give back a request's region.
-
-        Raises:
-            KeyError: unknown request.
-        """
-        self.regions.free(_get(self._reservations, request_id).start)
-        del self._reservations[request_id]
-
-    @property
-    def request_ids(self) -> set[Hashable]:
-        """Requests that hold memory."""
-        return set(self._reservations)
-
-    def held(self, request_id: Hashable) -> int:
-        """Return how many tokens of its region a request uses.
-
-        Raises:
-            KeyError: unknown request.
-        """
-        return _get(self._reservations, request_id).held
-
-    def block_ids(self, request_id: Hashable) -> range:
-        """Return the slots that a request uses: blocks of one token each.
-
-        Raises:
-            KeyError: unknown request.
-        """
-        region = _get(self._reservations, request_id)
-        return range(region.start, region.start + region.held)
-
-    def assert_consistent(self) -> None:
-        """Check the pool, and that each region in use is a request's.
-
-        Raises:
-            AssertionError: naming what is wrong.
-        """
-        self.regions.assert_consistent()
-        ours = sorted(r.start for r in self._reservations.values())
-        used = sorted(self.regions.used_starts)
-        if ours != used:
-            raise AssertionError(f"regions {used} are in use, held: {ours}")
-
-    def usage(self) -> Usage:
-        """Return where the pool's slots are now.
-
-        The slots that a buddy allocator adds by rounding a region up count
-        as external, as in the paper.
-        """
-        token_states = reserved = internal = 0
-        for region in self._reservations.values():
-            final = region.size if region.final is None else region.final
-            token_states += region.held
-            reserved += max(final, region.held) - region.held
-            internal += region.size - max(final, region.held)
-        held = token_states + reserved + internal
-        return Usage(token_states, reserved, internal, self.capacity - held)
-
-
-def _least_favourable_prompt(num_tokens: int) -> int:
-    """Return the prompt whose output, up to this length, `pow2` rounds most.
-
-    An output of one more than a power of two is rounded up to the next.
-    """
-    if num_tokens == 1:
-        return 1
-    output = round_up_to_power_of_two(num_tokens) // 2 + 1
-    return num_tokens - output + 1
 
 
 class PagedMemory:
@@ -413,7 +105,7 @@ class PagedMemory:
                 below 0.
         """
         self._require_new(request_id)
-        num_tokens, final_tokens = _check_new(
+        num_tokens, final_tokens = check_new(
             self._tables, request_id, num_tokens, final_tokens
         )
         table = SequenceTable(self.block_size)
@@ -478,7 +170,7 @@ class PagedMemory:
                 f"request {request_id!r} has a copy to make: take_copies first"
             )
         self._require_new(new_id)
-        _require_unknown(self._tables, new_id)
+        require_unknown(self._tables, new_id)
         self._tables[new_id] = fork_sequence(parent, self.allocator)
         self._finals[new_id] = self._finals[request_id]
 
@@ -579,7 +271,7 @@ class PagedMemory:
             return table
         if request_id in self._host_tables:
             raise KeyError(f"request {request_id!r} is swapped out")
-        return _get(self._tables, request_id)  # for its error
+        return get_known(self._tables, request_id)  # for its error
 
     def held(self, request_id: Hashable) -> int:
         """Return for how many tokens a request has room.
@@ -685,33 +377,3 @@ def _move(
         )
         del old[request_id]
     return [BlockCopy(*pair) for pair in moved.items()]
-
-
-def _check_new(
-    known: Mapping[Hashable, object],
-    request_id: Hashable,
-    num_tokens: int,
-    final_tokens: int | None,
-) -> tuple[int, int | None]:
-    """Return the lengths as integers; refuse an id in use, a wrong order."""
-    _require_unknown(known, request_id)
-    (num_tokens,) = require_at_least(1, num_tokens=num_tokens)
-    if final_tokens is not None:
-        (final_tokens,) = require_at_least(
-            num_tokens, final_tokens=final_tokens
-        )
-    return num_tokens, final_tokens
-
-
-def _require_unknown(
-    known: Mapping[Hashable, object], request_id: Hashable
-) -> None:
-    if request_id in known:
-        raise ValueError(f"request {request_id!r} is already in memory")
-
-
-def _get(known: Mapping[Hashable, T], request_id: Hashable) -> T:
-    """Look a request up, with an error that names it."""
-    if request_id not in known:
-        raise KeyError(f"request {request_id!r} is not in memory")
-    return known[request_id]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from llm_systems_cookbook.memory.allocator import BlockAllocator
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import cdiv, require_at_least
 
 
 class BlockCopy(NamedTuple):
@@ -68,7 +68,7 @@ class SequenceTable:
             )
 
     def _blocks_for(self, length: int) -> int:
-        return -(-length // self.block_size)
+        return cdiv(length, self.block_size)
 
     @property
     def capacity(self) -> int:

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from llm_systems_cookbook.memory.memory_manager import MemoryManager, Usage
+from llm_systems_cookbook.memory.manager import MemoryManager, Usage
 from llm_systems_cookbook.validate import (
+    cdiv,
     require_at_least,
     require_each,
 )
-from llm_systems_cookbook.workload import lognormal_lengths
+from llm_systems_cookbook.workloads import lognormal_lengths
 
 
 class Waste(NamedTuple):
@@ -64,7 +65,7 @@ def whole_blocks(lengths: ArrayLike, block_size: int) -> np.ndarray:
     """
     (lengths,) = require_each(0, lengths=lengths)
     (block_size,) = require_at_least(1, block_size=block_size)
-    return -(-lengths // block_size) * block_size
+    return cdiv(lengths, block_size) * block_size
 
 
 def simulate_workload(

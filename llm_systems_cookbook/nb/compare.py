@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from llm_systems_cookbook.plain_values import is_tensor, tensor_to_numpy
+from llm_systems_cookbook.nb.values import is_tensor, tensor_to_numpy
 
 _EXACT_FLOAT_LIMIT = 2**53
 

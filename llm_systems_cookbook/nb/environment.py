@@ -14,7 +14,7 @@ from llm_systems_cookbook import __version__
 
 PROJECT = "llm-systems-cookbook"
 
-_PACKAGE_FOLDER = Path(__file__).resolve().parent
+_PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 _CPUINFO = Path("/proc/cpuinfo")
 _WINDOWS_CPU_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 

@@ -22,27 +22,27 @@ from typing import NamedTuple
 import numpy as np
 
 from llm_systems_cookbook import __version__
-from llm_systems_cookbook.closeness import compare, tolerance
-from llm_systems_cookbook.conditions import (
+from llm_systems_cookbook.attention.backends import (
+    attention_runs_on,
+    turn_interpreter_on,
+)
+from llm_systems_cookbook.nb.compare import compare, tolerance
+from llm_systems_cookbook.nb.environment import (
     Conditions,
     find_checkout,
     working_folder,
 )
-from llm_systems_cookbook.plain_values import (
-    is_tensor,
-    measurement,
-    plain_value,
-    shown_measure,
-)
-from llm_systems_cookbook.records import (
+from llm_systems_cookbook.nb.record import (
     SCHEMA_VERSION,
     SLUG,
     results_folder,
     write_atomic,
 )
-from llm_systems_cookbook.triton_mode import (
-    attention_runs_on,
-    turn_interpreter_on,
+from llm_systems_cookbook.nb.values import (
+    is_tensor,
+    measurement,
+    plain_value,
+    shown_measure,
 )
 
 _TEXT_LIMIT = 120
@@ -51,7 +51,7 @@ _MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "todo": "○"}
 
 
 class ChecksFailed(RuntimeError):
-    """Raised by `Notebook.save`, after writing, when a run has not passed."""
+    """Raised by `Session.save`, after writing, when a run has not passed."""
 
     def _render_traceback_(self) -> list[str]:
         # IPython prints these lines in place of a traceback: the reader needs
@@ -59,12 +59,12 @@ class ChecksFailed(RuntimeError):
         return [f"{type(self).__name__}: {self}"]
 
 
-def bootstrap(name: str, interpret: bool = False) -> "Notebook":
+def bootstrap(name: str, interpret: bool = False) -> "Session":
     """Start a notebook's session and write an *incomplete* record.
 
     It says where `paged_attention` runs here; see `triton_mode`.
 
-    A run that stops before `Notebook.save` leaves that record behind. Calling
+    A run that stops before `Session.save` leaves that record behind. Calling
     it again starts anew.
 
     Results go to the directory in the environment variable
@@ -82,14 +82,16 @@ def bootstrap(name: str, interpret: bool = False) -> "Notebook":
         RestartKernel: the interpreter is wanted, and Triton was imported
             without it.
     """
-    notebook = Notebook(name, results_folder(find_checkout() or Path.cwd()))
-    notebook._write("incomplete")
+    session = Session(name, results_folder(find_checkout() or Path.cwd()))
+    session._write("incomplete")
     _say(f"{name} · llm-systems-cookbook {__version__}")
-    _say(f"Results go to {_shown_path(notebook.path)}")
+    _say(f"Results go to {_shown_path(session.path)}")
+    # First: whether Triton is interpreted decides what can run on it.
+    triton = turn_interpreter_on() if interpret else None
     _say(f"Attention runs on: {attention_runs_on()}")
-    if interpret:
-        _say(f"Triton: {turn_interpreter_on()}")
-    return notebook
+    if triton is not None:
+        _say(f"Triton: {triton}")
+    return session
 
 
 def raises(
@@ -103,7 +105,7 @@ def raises(
     return False
 
 
-class Notebook:
+class Session:
     """The session of one notebook: what was checked, graded and measured.
 
     Args:

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 from matplotlib.path import Path
 
-from llm_systems_cookbook.plots_look import (
+from llm_systems_cookbook.plots.style import (
     _FILL,
     _HATCH,
     _LINE_SHADES,
@@ -38,8 +38,6 @@ from llm_systems_cookbook.plots_look import (
     LIVE,
     SHARED,
     WASTE,
-    WASTE_DARK,
-    WASTE_LIGHT,
     _box,
     _chart,
     _end,
@@ -62,40 +60,7 @@ from llm_systems_cookbook.plots_look import (
     _x_values,
     note,
 )
-from llm_systems_cookbook.plots_serving import (
-    Span,
-    latency_against_load,
-    merge_spans,
-    occupancy_lines,
-    pool_over_time,
-    timeline,
-)
-
-__all__ = [
-    "FREE",
-    "INK",
-    "LIVE",
-    "SHARED",
-    "WASTE",
-    "WASTE_DARK",
-    "WASTE_LIGHT",
-    "Span",
-    "bars",
-    "block_tables",
-    "latency_against_load",
-    "lines",
-    "merge_spans",
-    "note",
-    "occupancy_lines",
-    "pool_grid",
-    "pool_over_time",
-    "program_grid",
-    "refcounts",
-    "split_bars",
-    "timeline",
-    "used_and_wasted",
-    "waste_by_block_size",
-]
+from llm_systems_cookbook.validate import cdiv
 
 _PAGE = 490.0  # points across a diagram: the width less its margins
 
@@ -139,7 +104,7 @@ def pool_grid(
     cell = _PAGE / max(columns, 8)
     head = 13.0
     pitch = 26.0 + head + 4.0
-    bottom = -(-len(names) // columns) * pitch
+    bottom = cdiv(len(names), columns) * pitch
     ids_fit = _text_width(str(len(names) - 1), _SMALL) + 4 <= cell
     shade = _shades({name for block in names for name in block})
 
@@ -244,7 +209,7 @@ def refcounts(
     gutter = max(_text_width(name, 10) for name in names) + 10
     columns = min(len(rows[0]), 16)
     cell = min((_PAGE - gutter) / columns, 44.0)
-    bands = -(-len(rows[0]) // columns)
+    bands = cdiv(len(rows[0]), columns)
     tall = 82.0
 
     fig, ax = _diagram(title, bands * tall + 18)

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from llm_systems_cookbook.plots_look import (
+from llm_systems_cookbook.plots.style import (
     _HATCH,
     _LIVE_SHADES,
     _MARGIN,
@@ -42,6 +42,7 @@ from llm_systems_cookbook.plots_look import (
     _x_values,
     note,
 )
+from llm_systems_cookbook.validate import cdiv
 
 
 class Span(NamedTuple):
@@ -163,7 +164,7 @@ def timeline(
     kinds = {span.kind for span in spans}
     handles = [_kind_handle(kind) for kind in _PAINTS if kind in kinds]
     handles += [_mark_handle(mark) for mark in marks]
-    key_lines = -(-len(handles) // _key_columns(handles))
+    key_lines = cdiv(len(handles), _key_columns(handles))
     fig, ax = _chart(title, 0.6 + 0.2 * key_lines + 0.21 * len(rows))
     for y, row in enumerate(rows.values()):
         for span in row:
@@ -276,7 +277,7 @@ def _key_columns(handles: Sequence[Patch | Line2D]) -> int:
     """Return the columns of a legend of as few lines as fit the figure."""
     words = [_text_width(str(h.get_label()), _SMALL) for h in handles]
     for lines in range(1, len(words)):
-        columns = -(-len(words) // lines)
+        columns = cdiv(len(words), lines)
         # Dealt out as the legend does it: the first columns are longer.
         wide = [max(column) for column in np.array_split(words, columns)]
         if sum(wide) + columns * _KEY_ROOM <= _WIDTH * 72 - 2 * _MARGIN:

@@ -1,17 +1,27 @@
-"""Time: who runs when, and how long it takes.
+"""Time: who runs in the next step, and how long it takes.
 
 `Engine` is imported when it is asked for: it needs torch, the others do not.
 """
 
 from typing import TYPE_CHECKING
 
-from llm_systems_cookbook.serving.metrics import SLO, Histogram, Report
+from llm_systems_cookbook.serving.metrics import (
+    GROWTH,
+    SLO,
+    Histogram,
+    Report,
+)
 from llm_systems_cookbook.serving.replay import (
     Driver,
     replay,
     requests_from,
 )
-from llm_systems_cookbook.serving.request import Request, TokenOutput
+from llm_systems_cookbook.serving.request import (
+    Request,
+    RequestState,
+    Status,
+    TokenOutput,
+)
 from llm_systems_cookbook.serving.scheduler import (
     Batch,
     Entry,
@@ -20,8 +30,10 @@ from llm_systems_cookbook.serving.scheduler import (
     StaticScheduler,
 )
 from llm_systems_cookbook.serving.simulator import (
+    Clock,
     LinearClock,
     Simulator,
+    StepTime,
     one_iteration,
 )
 
@@ -29,8 +41,10 @@ if TYPE_CHECKING:
     from llm_systems_cookbook.serving.engine import Engine
 
 __all__ = [
+    "GROWTH",
     "SLO",
     "Batch",
+    "Clock",
     "Driver",
     "Engine",
     "Entry",
@@ -39,9 +53,12 @@ __all__ = [
     "Report",
     "Request",
     "RequestRefused",
+    "RequestState",
     "Scheduler",
     "Simulator",
     "StaticScheduler",
+    "Status",
+    "StepTime",
     "TokenOutput",
     "one_iteration",
     "replay",

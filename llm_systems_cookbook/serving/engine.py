@@ -23,18 +23,16 @@ import torch
 from torch import Tensor
 
 from llm_systems_cookbook.attention import (
+    AttentionInputs,
     ContiguousKVCache,
     PagedKVCache,
+    attend,
+    checked_inputs,
     choose_backend,
+    contiguous_attention,
     write_kv,
 )
-from llm_systems_cookbook.attention.contiguous import contiguous_attention
-from llm_systems_cookbook.attention.dispatch import attend
-from llm_systems_cookbook.attention.inputs import (
-    FP8,
-    AttentionInputs,
-    checked_inputs,
-)
+from llm_systems_cookbook.attention.inputs import FP8
 from llm_systems_cookbook.memory import BlockCopy
 from llm_systems_cookbook.models import Attention
 from llm_systems_cookbook.serving.interrupts import (
@@ -49,6 +47,7 @@ from llm_systems_cookbook.serving.scheduler import (
     RequestRefused,
     Scheduler,
 )
+from llm_systems_cookbook.validate import cdiv
 
 Backend = Callable[[AttentionInputs, Tensor], Tensor]
 Move = Callable[[Iterable[BlockCopy]], None]
@@ -611,7 +610,7 @@ class Engine:
     def _block_tables(self, inputs: StepInputs) -> Tensor:
         """Return [num_entries, max_blocks] int32, padded with -1."""
         size = self.kv_cache.block_size
-        counts = [-(-length // size) for length in inputs.seq_lens]
+        counts = [cdiv(length, size) for length in inputs.seq_lens]
         width = max(counts)
         rows = [
             [*blocks[:count], *[-1] * (width - count)]

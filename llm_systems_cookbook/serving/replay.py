@@ -16,7 +16,7 @@ from llm_systems_cookbook.serving.scheduler import (
     Scheduler,
 )
 from llm_systems_cookbook.validate import require_at_least
-from llm_systems_cookbook.workload import Workload
+from llm_systems_cookbook.workloads import Workload
 
 OnStep = Callable[[float, Batch, Usage, list[TokenOutput]], None]
 

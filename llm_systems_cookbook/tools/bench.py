@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from llm_systems_cookbook import traces
+from llm_systems_cookbook import workloads
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
     checked_inputs,
 )
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import cdiv, require_at_least
 
 TRACE = "azure-conv-2023"
 FLEX_PAGE = 128  # tokens; FlexAttention's masks have blocks of this size
@@ -102,7 +102,7 @@ class Shape:
     @property
     def num_blocks(self) -> int:
         """Blocks that hold all sequences, none shared."""
-        return sum(-(-n // self.block_size) for n in self.lengths)
+        return sum(cdiv(n, self.block_size) for n in self.lengths)
 
     def minimal_bytes(self) -> int:
         """Return the bytes that attention cannot do without moving.
@@ -118,7 +118,7 @@ class Shape:
 
 def mixed_lengths(
     count: int, seed: int = 0, longest: int | None = None
-) -> tuple[tuple[int, ...], traces.Trace]:
+) -> tuple[tuple[int, ...], workloads.Trace]:
     """Draw sequences as a server meets them in the middle of decoding.
 
     A request of the Azure 2023 conversation trace is drawn at random, and a
@@ -136,7 +136,7 @@ def mixed_lengths(
         ValueError: count or longest below 1.
     """
     require_at_least(1, count=count)
-    trace = traces.load_or_generate(TRACE)
+    trace = workloads.load_or_generate(TRACE)
     rng = np.random.default_rng(seed)
     request = rng.integers(len(trace), size=count)
     done = rng.integers(1, trace.output_len[request] + 1)
@@ -199,7 +199,7 @@ def block_tables(
     lengths: Sequence[int], block_size: int, generator: torch.Generator
 ) -> Tensor:
     """Return tables of blocks in random order: int32, padded with -1."""
-    counts = [-(-n // block_size) for n in lengths]
+    counts = [cdiv(n, block_size) for n in lengths]
     ids = torch.randperm(sum(counts), generator=generator).int()
     tables = torch.full((len(counts), max(counts)), -1, dtype=torch.int32)
     for row, own in zip(tables, ids.split(counts), strict=True):

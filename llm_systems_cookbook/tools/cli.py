@@ -14,14 +14,20 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from llm_systems_cookbook import authoring, runner
-from llm_systems_cookbook import lint as linting
-from llm_systems_cookbook.conditions import checkout_above, find_checkout
-from llm_systems_cookbook.plain_values import shown_measure, shown_value
-from llm_systems_cookbook.runner import CookbookError, Record
+from llm_systems_cookbook.nb.environment import checkout_above, find_checkout
+from llm_systems_cookbook.nb.record import results_folder
+from llm_systems_cookbook.nb.values import shown_measure, shown_value
+from llm_systems_cookbook.tools import run as runner
+from llm_systems_cookbook.tools import sync as syncing
+from llm_systems_cookbook.tools import template
+from llm_systems_cookbook.tools.notebooks import (
+    CookbookError,
+    select_notebooks,
+)
+from llm_systems_cookbook.tools.run import Record
 
 if TYPE_CHECKING:
-    from llm_systems_cookbook.bench import Timing
+    from llm_systems_cookbook.tools.bench import Timing
 
 SHA256_DIGITS = 64
 
@@ -108,8 +114,8 @@ def run(
     """Run notebooks from top to bottom, and show what they found."""
     with _errors():
         repository = _repository(root)
-        paths = runner.select_notebooks(repository, notebooks or [])
-        folder = runner.results_folder(repository)
+        paths = select_notebooks(repository, notebooks or [])
+        folder = results_folder(repository)
         settings = runner.Settings(folder, timeout, jobs, strict, output)
         runs = runner.run_notebooks(paths, settings, typer.echo)
     records = [one.record for one in runs]
@@ -153,7 +159,7 @@ def results(
 def sync(root: Root = None, check: Check = False) -> None:
     """Fill the cells that show the package's source from the package."""
     with _errors():
-        changes = authoring.sync(_repository(root), check)
+        changes = syncing.sync(_repository(root), check)
     for change in changes:
         typer.echo(change.diff() if check else f"filled {change.where}")
     if check and changes:
@@ -165,7 +171,7 @@ def sync(root: Root = None, check: Check = False) -> None:
 def badges(root: Root = None, check: Check = False) -> None:
     """Write the repository's name into every Colab badge and link."""
     with _errors():
-        changes = authoring.badges(_repository(root), check)
+        changes = syncing.badges(_repository(root), check)
     verb = "stale" if check else "rewrote"
     for change in changes:
         typer.echo(f"{verb} {change.where}")
@@ -178,7 +184,7 @@ def badges(root: Root = None, check: Check = False) -> None:
 def lint(root: Root = None) -> None:
     """Check every notebook against the template."""
     with _errors():
-        problems = linting.lint(_repository(root))
+        problems = template.lint(_repository(root))
     for problem in problems:
         typer.echo(str(problem))
     _fail_if(any(not problem.is_warning for problem in problems))
@@ -235,7 +241,7 @@ def bench_attention(
     # torch takes a second to import: only this command needs it.
     import torch
 
-    from llm_systems_cookbook import bench
+    from llm_systems_cookbook.tools import bench
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -300,7 +306,7 @@ def _print_measures(records: list[Record]) -> None:
 
 
 def _timings_table(title: str, timings: list["Timing"]) -> Table:
-    from llm_systems_cookbook.bench import rows_of
+    from llm_systems_cookbook.tools.bench import rows_of
 
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("candidate", no_wrap=True)

@@ -1,21 +1,102 @@
 """Notebook files as plain data: cells, their code, their syntax trees."""
 
 import ast
+import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from llm_systems_cookbook.records import write_atomic
-from llm_systems_cookbook.runner import (
-    CookbookError,
-    import_extra,
-    notebook_paths,
-)
+from llm_systems_cookbook.nb.record import SLUG, write_atomic
 
 MAX_COLUMNS = 79  # of a line of code or prose in a cell
+
+
+class CookbookError(Exception):
+    """Raised for input the reader can put right; the message says how."""
+
+
+def import_extra(name: str) -> ModuleType:
+    """Import a package that only the `[notebooks]` extra installs.
+
+    Raises:
+        CookbookError: the package is missing; names the extra.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise CookbookError(
+            f"this command needs {name} ({error}); install the package with "
+            "its [notebooks] extra: pip install '.[notebooks]' in a checkout"
+        ) from error
+
+
+# --- Which notebooks ------------------------------------------------------
+
+
+def notebook_paths(root: Path) -> list[Path]:
+    """Return the repository's notebooks, sorted by file name.
+
+    Hidden files, such as an editor's copies, are left out.
+
+    Raises:
+        CookbookError: there is none.
+    """
+    folder = root / "notebooks"
+    found = folder.glob("*.ipynb")
+    paths = sorted(path for path in found if not path.name.startswith("."))
+    if not paths:
+        raise CookbookError(f"no notebooks in {folder}")
+    return paths
+
+
+def select_notebooks(root: Path, names: Sequence[str]) -> list[Path]:
+    """Return the notebooks that `names` ask for; all of them without names.
+
+    A name is a number (`02`), a stem (`02_block_allocator`), a file name or a
+    path. A notebook asked for twice is returned once.
+
+    Raises:
+        CookbookError: a name fits no notebook, or several; two notebooks
+            would write the same record; a stem cannot name a record.
+    """
+    if names:
+        chosen = [_find(root, name) for name in names]
+    else:
+        chosen = notebook_paths(root)
+    unique = list(dict.fromkeys(path.resolve() for path in chosen))
+    by_stem: dict[str, Path] = {}
+    for path in unique:
+        if not SLUG.fullmatch(path.stem):
+            raise CookbookError(
+                f"{path.name}: the name of a notebook names its record, so "
+                "it may hold lower-case letters, digits, _ and - only"
+            )
+        if by_stem.setdefault(path.stem, path) != path:
+            raise CookbookError(
+                f"{path} and {by_stem[path.stem]} would write the same record"
+            )
+    return unique
+
+
+def _find(root: Path, name: str) -> Path:
+    if name.endswith(".ipynb") and Path(name).is_file():
+        return Path(name)
+    paths = notebook_paths(root)
+    exact = [path for path in paths if name in (path.stem, path.name)]
+    numbered = [path for path in paths if path.stem.startswith(f"{name}_")]
+    found = exact or (numbered if name.isdecimal() else [])
+    if len(found) == 1:
+        return found[0]
+    problem = "no notebook is called" if not found else "several fit"
+    choices = ", ".join(path.stem for path in found or paths)
+    raise CookbookError(f"{problem} {name!r}; choose from: {choices}")
+
+
+# --- What is in one ----------------------------------------------------------
 
 
 @dataclass(frozen=True)

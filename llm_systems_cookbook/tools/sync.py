@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_systems_cookbook.notebook_files import (
+from llm_systems_cookbook.nb.record import write_atomic
+from llm_systems_cookbook.tools.notebooks import (
     MAX_COLUMNS,
     Cell,
+    CookbookError,
     Notebook,
     read_all,
     require_ids,
     with_source,
     write_cells,
 )
-from llm_systems_cookbook.records import write_atomic
-from llm_systems_cookbook.runner import CookbookError
 
 PACKAGE = "llm_systems_cookbook"
 

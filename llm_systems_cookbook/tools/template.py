@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_systems_cookbook.notebook_files import (
+from llm_systems_cookbook.tools.notebooks import (
     MAX_COLUMNS,
     Cell,
     Notebook,

@@ -8,12 +8,8 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from llm_systems_cookbook.traces import Trace
 
 SHAREGPT_MEAN_INPUT = 161.31
 SHAREGPT_MEAN_OUTPUT = 337.99
@@ -46,45 +42,20 @@ class Workload:
     output_len: np.ndarray
 
     def __post_init__(self) -> None:
-        freeze_requests(self)
+        arrays = {
+            "arrival_s": _arrivals(self.arrival_s),
+            "input_len": _lengths("input_len", self.input_len),
+            "output_len": _lengths("output_len", self.output_len),
+        }
+        shapes = {name: array.shape for name, array in arrays.items()}
+        if len(set(shapes.values())) > 1:
+            raise ValueError(f"arrays differ in shape: {shapes}")
+        for name, array in arrays.items():
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
 
     def __len__(self) -> int:
         return len(self.arrival_s)
-
-    @classmethod
-    def from_trace(cls, trace: "Trace", n: int | None = None) -> "Workload":
-        """Replay the first `n` requests of a trace, or all of them.
-
-        The workload is named by the trace's label, so a generated trace
-        stays recognisable on a figure.
-
-        Raises:
-            ValueError: n outside [1, len(trace)].
-        """
-        part = trace if n is None else trace.first(n)
-        return cls(part.label, part.arrival_s, part.input_len, part.output_len)
-
-
-def freeze_requests(requests: "Workload | Trace") -> None:
-    """Replace the arrays of a frozen dataclass by checked, read-only copies.
-
-    Args:
-        requests: has `arrival_s`, `input_len` and `output_len`, each [n].
-
-    Raises:
-        ValueError: see Workload.
-    """
-    arrays = {
-        "arrival_s": _arrivals(requests.arrival_s),
-        "input_len": _lengths("input_len", requests.input_len),
-        "output_len": _lengths("output_len", requests.output_len),
-    }
-    shapes = {name: array.shape for name, array in arrays.items()}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(f"arrays differ in shape: {shapes}")
-    for name, array in arrays.items():
-        array.setflags(write=False)
-        object.__setattr__(requests, name, array)
 
 
 def _arrivals(values: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -22,9 +22,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pooch
 
-from llm_systems_cookbook.workload import (
+from llm_systems_cookbook.validate import cdiv
+from llm_systems_cookbook.workloads.generated import (
     MAX_TOKENS,
-    freeze_requests,
+    Workload,
     poisson_arrivals,
 )
 
@@ -46,7 +47,7 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Workload):
     """Requests of a serving system, in order of arrival.
 
     The arrays are copied and read-only.
@@ -67,22 +68,15 @@ class Trace:
             or goes back in time.
     """
 
-    name: str
-    arrival_s: np.ndarray
-    input_len: np.ndarray
-    output_len: np.ndarray
     prefix_ids: list[tuple[int, ...]] | None = None
     sha256: str | None = None
 
     def __post_init__(self) -> None:
-        freeze_requests(self)
+        super().__post_init__()
         if self.prefix_ids is not None and len(self.prefix_ids) != len(self):
             raise ValueError(
                 f"{len(self.prefix_ids)} prefix_ids for {len(self)} requests"
             )
-
-    def __len__(self) -> int:
-        return len(self.arrival_s)
 
     @property
     def generated(self) -> bool:
@@ -273,7 +267,7 @@ def _json_object(line: str) -> dict[str, Any]:
 def _prefix_ids(values: object, input_len: int) -> tuple[int, ...]:
     if not isinstance(values, list):
         raise ValueError(f"hash_ids is not a list: {_shorten(values)}")
-    needed = -(-input_len // PREFIX_BLOCK_TOKENS)
+    needed = cdiv(input_len, PREFIX_BLOCK_TOKENS)
     if len(values) != needed:
         raise ValueError(
             f"{len(values)} hash_ids for {input_len} tokens, not {needed}"
@@ -551,5 +545,5 @@ def quantile_tables() -> dict[str, Any]:
 
     scripts/trace_quantiles.py computes it and describes its fields.
     """
-    folder = resources.files("llm_systems_cookbook") / "data"
+    folder = resources.files("llm_systems_cookbook.workloads") / "data"
     return json.loads((folder / "trace_quantiles.json").read_text("utf-8"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attention_cases import (
+from cases.attention import (
     OPTIONS,
     PAIRWISE,
     RANDOM,
@@ -41,9 +41,9 @@ BACKENDS = ["gather", "cpu", pytest.param("triton", marks=needs_triton)]
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
     """Return a function that runs a backend, into outputs of NaN."""
     if HAS_TRITON:
-        from llm_systems_cookbook.attention import triton_backend
+        from llm_systems_cookbook.attention.triton import launch
 
-        poison_parts(monkeypatch, triton_backend)
+        poison_parts(monkeypatch, launch)
 
     def run(
         inputs: AttentionInputs, backend: str, splits: int | None = None
@@ -52,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
         out = poisoned_output(inputs)
         if backend != "triton" or splits is None:
             return attend(inputs, backend, out).cpu()
-        return triton_backend.triton_attention(inputs, out, splits).cpu()
+        return launch.triton_attention(inputs, out, splits).cpu()
 
     return run
 

@@ -7,14 +7,13 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from attention_cases import Case, build, inputs_of
+from cases.attention import Case, build, inputs_of
 
 from llm_systems_cookbook import attention
-from llm_systems_cookbook.attention import dispatch
-from llm_systems_cookbook.attention.dispatch import (
+from llm_systems_cookbook.attention import backends, paged_attention
+from llm_systems_cookbook.attention.backends import (
     BACKENDS,
     choose_backend,
-    paged_attention,
     why_not,
 )
 from llm_systems_cookbook.attention.inputs import AttentionInputs
@@ -283,7 +282,7 @@ CPU = torch.zeros(1)
 
 def test_a_cpu_tensor_takes_numba_else_gather(monkeypatch):
     assert choose_backend(CPU) == "cpu"
-    monkeypatch.setattr(dispatch, "installed", lambda name: name != "numba")
+    monkeypatch.setattr(backends, "installed", lambda name: name != "numba")
     assert choose_backend(CPU) == "gather"
 
 
@@ -301,7 +300,7 @@ def test_the_choice_can_be_forced(monkeypatch):
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setattr(dispatch, "installed", lambda name: False)
+    monkeypatch.setattr(backends, "installed", lambda name: False)
     with pytest.raises(ValueError, match="numba is not installed"):
         choose_backend(CPU, "cpu")
     with pytest.raises(ValueError, match="Triton is not installed"):
@@ -312,11 +311,11 @@ def test_triton_refuses_float64_and_the_cpu_without_its_interpreter(
     monkeypatch,
 ):
     kernels = pytest.importorskip(
-        "llm_systems_cookbook.attention.triton_kernels"
+        "llm_systems_cookbook.attention.triton.kernels"
     )
     assert "float32" in why_not("triton", CPU.double())
     monkeypatch.setattr(kernels, "INTERPRETED", False)
-    monkeypatch.setattr(dispatch, "interpreting", lambda: False)
+    monkeypatch.setattr(backends, "interpreting", lambda: False)
     assert "TRITON_INTERPRET=1" in why_not("triton", CPU)
 
 
@@ -333,12 +332,12 @@ class OnGPU:
 def gpu(monkeypatch: pytest.MonkeyPatch):
     """Return a function that pretends that there is a GPU."""
     kernels = pytest.importorskip(
-        "llm_systems_cookbook.attention.triton_kernels"
+        "llm_systems_cookbook.attention.triton.kernels"
     )
 
     def pretend(capability: tuple[int, int], interpreting: bool = False):
         monkeypatch.setattr(kernels, "INTERPRETED", interpreting)
-        monkeypatch.setattr(dispatch, "interpreting", lambda: interpreting)
+        monkeypatch.setattr(backends, "interpreting", lambda: interpreting)
         monkeypatch.setattr(
             torch.cuda, "get_device_capability", lambda device: capability
         )
@@ -379,7 +378,7 @@ def test_a_gpu_tensor_is_interpreted_only_when_asked_for(gpu):
 
 def test_an_interpreter_switched_after_the_import_is_told(monkeypatch):
     pytest.importorskip("triton")
-    monkeypatch.setattr(dispatch, "interpreting", lambda: False)
+    monkeypatch.setattr(backends, "interpreting", lambda: False)
     assert "was changed after" in why_not("triton", CPU)
 
 
@@ -400,7 +399,7 @@ def test_backends_that_need_nothing_can_run():
     [
         ("llm_systems_cookbook.memory", ("torch", "triton", "numba")),
         ("llm_systems_cookbook.nb", ("torch", "triton", "numba")),
-        ("llm_systems_cookbook.cli", ("torch", "triton", "numba")),
+        ("llm_systems_cookbook.tools.cli", ("torch", "triton", "numba")),
         ("llm_systems_cookbook.attention", ("triton", "numba")),
     ],
 )

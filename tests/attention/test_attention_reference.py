@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from attention_cases import Case, inputs_of
+from cases.attention import Case, inputs_of
 
 from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,

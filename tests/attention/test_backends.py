@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from llm_systems_cookbook import triton_mode
-from llm_systems_cookbook.triton_mode import (
+from llm_systems_cookbook.attention import backends
+from llm_systems_cookbook.attention.backends import (
     RestartKernel,
     attention_runs_on,
     turn_interpreter_on,
@@ -14,7 +14,7 @@ from llm_systems_cookbook.triton_mode import (
 
 pytest.importorskip("triton")
 without_gpu = pytest.mark.skipif(
-    triton_mode.has_gpu(), reason="there is a GPU here"
+    backends.has_gpu(), reason="there is a GPU here"
 )
 
 
@@ -23,8 +23,8 @@ def run_fresh(code: str, tmp_path) -> subprocess.CompletedProcess[str]:
     import os
 
     environment = dict(os.environ, COOKBOOK_RESULTS=str(tmp_path))
-    environment.pop(triton_mode.INTERPRET, None)
-    environment.pop(triton_mode.BACKEND, None)
+    environment.pop(backends.INTERPRET, None)
+    environment.pop(backends.BACKEND, None)
     return subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
@@ -38,8 +38,8 @@ def test_bootstrap_turns_the_interpreter_on(tmp_path):
     done = run_fresh(
         "from llm_systems_cookbook.nb import bootstrap\n"
         "bootstrap('a', interpret=True)\n"
-        "from llm_systems_cookbook.attention import triton_kernels\n"
-        "assert triton_kernels.INTERPRETED\n"
+        "from llm_systems_cookbook.attention.triton import kernels\n"
+        "assert kernels.INTERPRETED\n"
         "bootstrap('a', interpret=True)\n",
         tmp_path,
     )
@@ -93,35 +93,35 @@ def test_restart_is_shown_as_one_line():
 
 
 def test_the_interpreter_is_left_alone_with_a_gpu(monkeypatch):
-    monkeypatch.setattr(triton_mode, "has_gpu", lambda: True)
-    monkeypatch.delenv(triton_mode.INTERPRET, raising=False)
+    monkeypatch.setattr(backends, "has_gpu", lambda: True)
+    monkeypatch.delenv(backends.INTERPRET, raising=False)
     assert turn_interpreter_on() == "compiles for the GPU"
-    assert triton_mode.INTERPRET not in triton_mode.os.environ
+    assert backends.INTERPRET not in backends.os.environ
 
 
 def test_without_triton_its_cells_are_skipped(monkeypatch):
-    monkeypatch.setattr(triton_mode, "installed", lambda name: False)
+    monkeypatch.setattr(backends, "installed", lambda name: False)
     assert "skipped" in turn_interpreter_on()
 
 
 @pytest.mark.parametrize(
     ("gpu", "modules", "expected"),
     [
-        (False, {"numba", "triton"}, "cpu (numba)"),
-        (False, {"triton"}, "gather (numba is not installed)"),
+        (False, {"numba", "triton"}, "cpu, on the CPU"),
+        (False, {"triton"}, "gather, on the CPU (numba is not installed)"),
         (True, {"numba", "triton"}, "triton, on the GPU"),
         (True, {"numba"}, "gather, on the GPU (Triton is not installed)"),
     ],
 )
 def test_the_choice_is_told(monkeypatch, gpu, modules, expected):
-    monkeypatch.delenv(triton_mode.BACKEND, raising=False)
-    monkeypatch.setattr(triton_mode, "has_gpu", lambda: gpu)
-    monkeypatch.setattr(triton_mode, "installed", modules.__contains__)
+    monkeypatch.delenv(backends.BACKEND, raising=False)
+    monkeypatch.setattr(backends, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(backends, "installed", modules.__contains__)
     assert attention_runs_on() == expected
 
 
 def test_a_forced_choice_is_told(monkeypatch):
-    monkeypatch.setenv(triton_mode.BACKEND, "gather")
+    monkeypatch.setenv(backends.BACKEND, "gather")
     assert attention_runs_on() == "gather (COOKBOOK_BACKEND says so)"
 
 

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from attention_cases import device_of
+from cases.attention import device_of
 
-SCRIPT = Path(__file__).with_name("edge_of_memory.py")
+TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="needs mprotect"
 )
@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, SCRIPT, *arguments],
+        [sys.executable, "-m", "cases.edge_of_memory", *arguments],
+        cwd=TESTS,
         capture_output=True,
         text=True,
     )
@@ -42,13 +43,14 @@ def test_a_block_beyond_2_to_the_31_elements_is_found(backend: str):
 @pytest.mark.parametrize(("offset", "returncode"), [(0, 0), (-1, -11)])
 def test_the_guard_pages_stop_a_step_too_far(offset: int, returncode: int):
     code = (
-        "import ctypes, mmap, torch, edge_of_memory\n"
+        "import ctypes, mmap, torch\n"
+        "from cases import edge_of_memory\n"
         "one_page = torch.zeros(mmap.PAGESIZE, dtype=torch.uint8)\n"
         "page = edge_of_memory.guarded(one_page)\n"
         f"ctypes.string_at(page.data_ptr() + {offset}, 1)\n"
         f"ctypes.string_at(page.data_ptr() + len(page) - 1 - {offset}, 1)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True
+        [sys.executable, "-c", code], cwd=TESTS, capture_output=True
     )
     assert done.returncode == returncode

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import (
+from cases.attention import (
     Case,
     assert_matches_reference,
     inputs_of,

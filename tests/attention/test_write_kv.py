@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from attention_cases import Case, build, device_of, inputs_of, moved
-from write_cases import WRITES, Write, write_problem
+from cases.attention import Case, build, device_of, inputs_of, moved
+from cases.write import WRITES, Write, write_problem
 
-from llm_systems_cookbook.attention import cpu
-from llm_systems_cookbook.attention.cache_write import write_kv
+from llm_systems_cookbook.attention.cpu import kernels as cpu
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import FP8, checked_inputs
 from llm_systems_cookbook.attention.reference import reference_attention
+from llm_systems_cookbook.attention.write import write_kv
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,

@@ -1,6 +1,6 @@
 """Compile every kernel as the package launches it, for GPUs not here.
 
-    python tests/compile_launches.py TARGET
+    python -m cases.compile_launches TARGET   (in tests/)
 
 Each launch is recorded instead of run, and compiled with its own arguments.
 A process of its own, because the interpreter must be off.
@@ -10,11 +10,14 @@ import sys
 from typing import Any
 
 import torch
-from attention_cases import Case, build
+from cases.attention import Case, build
 
-from llm_systems_cookbook.attention import triton_backend, triton_rungs
-from llm_systems_cookbook.attention.compiled import _resources, compile_call
 from llm_systems_cookbook.attention.inputs import checked_inputs
+from llm_systems_cookbook.attention.triton import launch, rungs
+from llm_systems_cookbook.attention.triton.offline import (
+    _resources,
+    compile_call,
+)
 
 KERNELS = (
     "per_head_kernel",
@@ -49,15 +52,15 @@ class Recorder:
 
 
 def main(target: str) -> None:
-    kernels = triton_backend.kernels
+    kernels = launch.kernels
     recorders = {n: Recorder(getattr(kernels, n), target) for n in KERNELS}
     for name, recorder in recorders.items():
         setattr(kernels, name, recorder)
-    triton_backend._target = lambda device: target
+    launch._target = lambda device: target
     for dtype in (torch.float16, torch.float32):
         for index in (torch.int32, torch.int64):
             plain = on_meta(Case(dtype=dtype, index=index, lengths="many"))
-            for rung in triton_rungs.RUNGS.values():
+            for rung in rungs.RUNGS.values():
                 rung(plain, plain.output())
             for case in (
                 Case(dtype=dtype, index=index),
@@ -65,11 +68,9 @@ def main(target: str) -> None:
                 Case(dtype=dtype, index=index, head_dim=256, splits=64),
             ):
                 inputs = on_meta(case)
-                triton_backend.triton_attention(
-                    inputs, inputs.output(), case.splits
-                )
+                launch.triton_attention(inputs, inputs.output(), case.splits)
             rows = plain.query[:, : plain.num_kv_heads]
-            triton_backend.triton_write(
+            launch.triton_write(
                 rows,
                 rows,
                 plain.key_cache,

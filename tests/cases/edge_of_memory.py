@@ -1,6 +1,6 @@
 """Run a backend where a step too far would crash: a process of its own.
 
-    python tests/edge_of_memory.py guard|int32 BACKEND [KERNELS]
+    python -m cases.edge_of_memory guard|int32 BACKEND [KERNELS]   (in tests/)
 
 `guard` puts every tensor between two pages that must not be touched. `int32`
 reads a block beyond 2**31 elements of a cache that is never filled. KERNELS
@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from attention_cases import device_of
+from cases.attention import device_of
 
-from llm_systems_cookbook.attention.cache_write import write_kv
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
     checked_inputs,
 )
 from llm_systems_cookbook.attention.reference import reference_attention
+from llm_systems_cookbook.attention.write import write_kv
 
 PROT_NONE = 0
 PAGE = mmap.PAGESIZE
@@ -171,14 +171,14 @@ def check(out: torch.Tensor, inputs: AttentionInputs) -> None:
 
 def use_kernels(path: str) -> None:
     """Replace the package's Triton kernels by those of a file."""
-    from llm_systems_cookbook.attention import triton_backend
+    from llm_systems_cookbook.attention.triton import launch
 
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    triton_backend.kernels = module
+    launch.kernels = module
 
 
 if __name__ == "__main__":

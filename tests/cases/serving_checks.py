@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from serving_cases import (
+from cases.serving import (
     CONFIG,
     MAX_STEPS,
     Run,

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, fields
 
 import torch
-from attention_cases import device_of, moved_tensor
+from cases.attention import device_of, moved_tensor
 
-from llm_systems_cookbook.attention.cache_write import write_kv
+from llm_systems_cookbook.attention.write import write_kv
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from llm_systems_cookbook.memory import (
     waste_bound,
     whole_blocks,
 )
-from llm_systems_cookbook.workload import lognormal_lengths
+from llm_systems_cookbook.workloads.generated import lognormal_lengths
 
 lengths_of = st.lists(st.integers(1, 5_000), min_size=1, max_size=50)
 

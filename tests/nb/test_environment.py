@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import llm_systems_cookbook
-from llm_systems_cookbook import conditions
-from llm_systems_cookbook.conditions import (
+from llm_systems_cookbook.nb import environment as conditions
+from llm_systems_cookbook.nb.environment import (
     Conditions,
     find_checkout,
     peak_memory_mb,
@@ -171,7 +171,8 @@ def test_absent_library_has_version_none(monkeypatch):
 
 def test_here_imports_no_library():
     code = (
-        "import sys; from llm_systems_cookbook.conditions import Conditions;"
+        "import sys;"
+        "from llm_systems_cookbook.nb.environment import Conditions;"
         "Conditions.here();"
         "print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
     )
@@ -439,7 +440,7 @@ def test_peak_memory_is_this_process_s_own_and_not_its_parent_s():
     held = bytearray(200_000_000)
     held[::4096] = b"x" * len(held[::4096])
     code = (
-        "from llm_systems_cookbook.conditions import peak_memory_mb;"
+        "from llm_systems_cookbook.nb.environment import peak_memory_mb;"
         "print(peak_memory_mb())"
     )
     child = subprocess.run(

@@ -23,11 +23,12 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import llm_systems_cookbook
-from llm_systems_cookbook import conditions, nb
-from llm_systems_cookbook.conditions import Conditions
+from llm_systems_cookbook.attention.backends import attention_runs_on
 from llm_systems_cookbook.memory.allocator import BlockAllocator
 from llm_systems_cookbook.nb import ChecksFailed, bootstrap
-from llm_systems_cookbook.triton_mode import attention_runs_on
+from llm_systems_cookbook.nb import environment as conditions
+from llm_systems_cookbook.nb import session as nb
+from llm_systems_cookbook.nb.environment import Conditions
 
 NAN, INF = math.nan, math.inf
 
@@ -1118,7 +1119,7 @@ def test_notebook_shows_a_failed_check_as_one_line(results, tmp_path):
         "ChecksFailed: 02_block_allocator: failed checks: bad"
     )
     assert "Traceback" not in error.traceback
-    assert "nb.py" not in error.traceback
+    assert "session.py" not in error.traceback
     record = strict_json(results / "02_block_allocator.json")
     assert record["status"] == "failed"
 

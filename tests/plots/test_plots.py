@@ -10,7 +10,8 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 
-from llm_systems_cookbook import plots, plots_look
+from llm_systems_cookbook import plots
+from llm_systems_cookbook.plots import style as plots_look
 
 PARTS = ("token_states", "reserved", "internal", "external")
 MAX = dict(zip(PARTS, (20.4, 13.3, 57.3, 8.9), strict=True))
@@ -220,16 +221,16 @@ def test_text_on_every_fill_has_a_contrast_of_four_and_a_half():
     for fill in fills:
         pair = (
             plots_look._luminance(fill),
-            plots_look._luminance(plots._text_on(fill)),
+            plots_look._luminance(plots_look._text_on(fill)),
         )
         assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 4.5, fill
 
 
-@pytest.mark.parametrize("module", ["plots", "plots_serving", "plots_look"])
+@pytest.mark.parametrize("module", ["pool", "serving", "style"])
 def test_each_module_imports_alone_without_torch_or_a_backend(module):
     code = (
         "import sys, matplotlib as m; m.use('template');"
-        f"import llm_systems_cookbook.{module};"
+        f"import llm_systems_cookbook.plots.{module};"
         "print('torch' in sys.modules, m.get_backend())"
     )
     result = subprocess.run(

@@ -9,8 +9,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle, StepPatch
 from matplotlib.text import Annotation, Text
 
-from llm_systems_cookbook import plots, plots_look, plots_serving
+from llm_systems_cookbook import plots
 from llm_systems_cookbook.plots import Span
+from llm_systems_cookbook.plots import serving as plots_serving
+from llm_systems_cookbook.plots import style as plots_look
 
 LONG = "A takeaway so long that it needs two lines, at the very least: 96 %"
 LOADS = [1, 2, 4, 6, 8]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_cases import counted_calls
-from serving_cases import (
+from cases.attention import counted_calls
+from cases.serving import (
     CONFIG,
     Run,
     Setup,

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from serving_cases import Setup, small_model
+from cases.serving import Setup, small_model
 
 from llm_systems_cookbook.memory import BlockAllocator, PagedMemory, Usage
 from llm_systems_cookbook.serving import (
@@ -21,7 +21,7 @@ from llm_systems_cookbook.serving import (
     requests_from,
 )
 from llm_systems_cookbook.serving.scheduler import Counts
-from llm_systems_cookbook.workload import Workload, alpaca
+from llm_systems_cookbook.workloads.generated import Workload, alpaca
 
 
 def make(clock=lambda batch: 1.0, num_blocks=16, **options):

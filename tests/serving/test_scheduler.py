@@ -6,7 +6,7 @@ import sys
 from itertools import pairwise
 
 import pytest
-from serving_cases import blocks_for
+from cases.serving import blocks_for
 
 from llm_systems_cookbook.memory import (
     BlockAllocator,

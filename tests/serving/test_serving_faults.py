@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving_checks import CHECKS
-from serving_faults import FAULTS, OF_NOTEBOOKS, Fault
-from test_faults import faulty_package, package_from
+from cases.faults.serving import FAULTS, OF_NOTEBOOKS, Fault
+from cases.faulty import faulty_package, package_from
+from cases.serving_checks import CHECKS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,10 +26,10 @@ def test_its_check_notices(
     fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     faulty_package(fault, tmp_path)
-    for name in ("serving_cases", "serving_checks"):
+    for name in ("cases.serving", "cases.serving_checks"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with package_from(tmp_path):
-        checks = importlib.import_module("serving_checks")
+        checks = importlib.import_module("cases.serving_checks")
         module = sys.modules["llm_systems_cookbook.serving.scheduler"]
         assert module.__file__.startswith(str(tmp_path))
         with pytest.raises((AssertionError, RuntimeError, ValueError)):

@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 import torch
-from serving_cases import (
+from cases.serving import (
     Run,
     Setup,
     Texts,
@@ -20,10 +20,10 @@ from serving_cases import (
     run,
     smallest_pool,
 )
-from serving_checks import assert_simulator_agrees
+from cases.serving_checks import assert_simulator_agrees
 
+from llm_systems_cookbook.attention.backends import installed
 from llm_systems_cookbook.attention.gather import gather_loop_attention
-from llm_systems_cookbook.triton_mode import installed
 
 WORKLOADS = 500
 PARTS = 20

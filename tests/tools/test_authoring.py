@@ -10,19 +10,19 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from llm_systems_cookbook import notebook_files
-from llm_systems_cookbook.authoring import (
+from llm_systems_cookbook.tools import notebooks as notebook_files
+from llm_systems_cookbook.tools.notebooks import read_notebook
+from llm_systems_cookbook.tools.run import CookbookError
+from llm_systems_cookbook.tools.sync import (
     badge_line,
     badges,
     derived_source,
     repository_slug,
     sync,
 )
-from llm_systems_cookbook.lint import RULES, SECTIONS, WARNINGS, lint
-from llm_systems_cookbook.notebook_files import read_notebook
-from llm_systems_cookbook.runner import CookbookError
+from llm_systems_cookbook.tools.template import RULES, SECTIONS, WARNINGS, lint
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 STEM = "02_block_allocator"
 SLUG = "owner/book"
 

@@ -6,13 +6,14 @@ import runpy
 
 import pytest
 import torch
-from notebook_cells import ROOT
+from cases.notebooks import ROOT
 from typer.testing import CliRunner
 
-from llm_systems_cookbook import bench, traces
 from llm_systems_cookbook.attention.reference import reference_attention
-from llm_systems_cookbook.cli import app
 from llm_systems_cookbook.nb import ChecksFailed
+from llm_systems_cookbook.tools import bench
+from llm_systems_cookbook.tools.cli import app
+from llm_systems_cookbook.workloads import traces
 
 TINY = bench.Shape(
     (5, 16, 33), num_heads=4, num_kv_heads=2, head_dim=8, block_size=16

@@ -9,8 +9,8 @@ import nbformat
 import pytest
 from typer.testing import CliRunner
 
-from llm_systems_cookbook import cli
-from llm_systems_cookbook.cli import app
+from llm_systems_cookbook.tools import cli
+from llm_systems_cookbook.tools.cli import app
 
 PYPROJECT = """\
 [project]
@@ -184,7 +184,7 @@ def test_piped_output_has_no_colour_codes_and_no_broken_lines(root):
     write_notebook(root, "01_a")
     measure = {"name": name, "value": 1, "unit": "", "context": {}}
     write_record(root, "01_a", measures=[measure])
-    program = "from llm_systems_cookbook.cli import app; app()"
+    program = "from llm_systems_cookbook.tools.cli import app; app()"
     arguments = ["results", "--measures", "--root", str(root)]
     unset = ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE")
     done = subprocess.run(
@@ -304,8 +304,8 @@ def test_lint_prints_every_problem_and_exits_1(root):
 def test_lint_exits_0_when_there_are_only_warnings(
     root, monkeypatch, is_warning
 ):
-    problem = cli.linting.Problem("01_a", "x", "long", "rule", is_warning)
-    monkeypatch.setattr(cli.linting, "lint", lambda _: [problem])
+    problem = cli.template.Problem("01_a", "x", "long", "rule", is_warning)
+    monkeypatch.setattr(cli.template, "lint", lambda _: [problem])
     assert call(root, "lint").exit_code == (0 if is_warning else 1)
 
 
@@ -369,7 +369,7 @@ def test_a_pipe_that_lacks_a_character_gets_a_stand_in(root):
         [
             sys.executable,
             "-c",
-            "from llm_systems_cookbook.cli import app; app()",
+            "from llm_systems_cookbook.tools.cli import app; app()",
             *("results", "--measures", "--root", str(root)),
         ],
         capture_output=True,

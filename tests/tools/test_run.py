@@ -16,17 +16,18 @@ import pytest
 from jupyter_client import manager
 from tqdm import tqdm
 
-from llm_systems_cookbook import runner
-from llm_systems_cookbook.runner import (
+from llm_systems_cookbook.nb.record import results_folder, write_atomic
+from llm_systems_cookbook.tools import run as runner
+from llm_systems_cookbook.tools.notebooks import (
     CookbookError,
+    notebook_paths,
+    select_notebooks,
+)
+from llm_systems_cookbook.tools.run import (
     Settings,
     load_record,
     load_records,
-    notebook_paths,
-    results_folder,
     run_notebooks,
-    select_notebooks,
-    write_atomic,
 )
 
 START = (
@@ -548,7 +549,7 @@ def test_ctrl_c_ends_the_kernel_and_starts_no_other_notebook(tmp_path):
     write_notebook(tmp_path, "01_a", WAIT, start=False)
     touch = "from pathlib import Path\nPath('second').touch()"
     write_notebook(tmp_path, "02_b", touch, start=False)
-    command = "from llm_systems_cookbook.cli import app; app()"
+    command = "from llm_systems_cookbook.tools.cli import app; app()"
     process = subprocess.Popen(
         [sys.executable, "-c", command, "run", "--root", str(tmp_path)],
         stdout=subprocess.PIPE,

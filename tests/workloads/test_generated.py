@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from llm_systems_cookbook import workload
-from llm_systems_cookbook.traces import Trace
-from llm_systems_cookbook.workload import Workload
+from llm_systems_cookbook.workloads import generated as workload
+from llm_systems_cookbook.workloads.generated import Workload
+from llm_systems_cookbook.workloads.traces import Trace
 
 BLOCK = 16
 NAN = float("nan")

@@ -17,8 +17,8 @@ import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_systems_cookbook import traces
-from llm_systems_cookbook.traces import (
+from llm_systems_cookbook.workloads import traces
+from llm_systems_cookbook.workloads.traces import (
     NAMES,
     Trace,
     TraceError,
@@ -34,7 +34,7 @@ ROWS = {
 CONV = "azure-conv-2023"
 CONV_FILE = "AzureLLMInferenceTrace_conv.csv"
 MOON = "mooncake-conversation"
-SCRIPT = Path(__file__).parents[1] / "scripts" / "trace_quantiles.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "trace_quantiles.py"
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 # CRLF, and no newline after the last row, as in the published files.

@@ -13,7 +13,7 @@ The rungs, each a kernel that runs:
    the kernel is compiled, and leaves no code behind.
 
 `write_kernel` puts new keys and values into their slots. The functions that
-launch all of these are in `triton_backend`.
+launch all of these are in `launch`.
 
 Tensors arrive as pointers, and offsets count elements. Their shapes are those
 of `paged_attention`: `query` and `out` [num_tokens, num_heads, head_dim],

@@ -8,13 +8,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llm_systems_cookbook.attention import triton_kernels as kernels
-from llm_systems_cookbook.attention.cache_write import as_stored
 from llm_systems_cookbook.attention.inputs import (
     FP8,
     AttentionInputs,
+    as_stored,
     dtype_names,
 )
+from llm_systems_cookbook.attention.triton import kernels
 
 INTERPRETED = kernels.INTERPRETED
 

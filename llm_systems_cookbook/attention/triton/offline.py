@@ -143,8 +143,8 @@ def compile_one(spec: Spec, kernel: Any = None) -> Compiled:  # noqa: ANN401
         spec: the version to compile.
         kernel: in place of `paged_attention_kernel`, with its arguments.
     """
-    from llm_systems_cookbook.attention import triton_backend as backend
-    from llm_systems_cookbook.attention.triton_kernels import (
+    from llm_systems_cookbook.attention.triton import launch as backend
+    from llm_systems_cookbook.attention.triton.kernels import (
         paged_attention_kernel,
     )
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from attention_cases import (
+from cases.attention import (
     PAIRWISE,
     Case,
     assert_matches_reference,
@@ -20,7 +20,7 @@ from attention_cases import (
 )
 from numba import config, get_num_threads, set_num_threads
 
-from llm_systems_cookbook.attention import cpu
+from llm_systems_cookbook.attention.cpu import kernels as cpu
 from llm_systems_cookbook.attention.inputs import FP8, checked_inputs
 from llm_systems_cookbook.attention.reference import reference_attention
 

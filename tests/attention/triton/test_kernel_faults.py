@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_cases import (
+from cases.attention import (
     PAIRWISE,
     TOLERANCE,
     TRITON_DEVICE,
@@ -21,8 +21,8 @@ from attention_cases import (
     poisoned_output,
     relative_error,
 )
-from kernel_faults import FAULTS, KernelFault
-from write_cases import Write, write_problem
+from cases.faults.kernels import FAULTS, KernelFault
+from cases.write import Write, write_problem
 
 from llm_systems_cookbook.attention.inputs import (
     FP8,
@@ -32,13 +32,9 @@ from llm_systems_cookbook.attention.inputs import (
 from llm_systems_cookbook.attention.reference import reference_attention
 
 pytest.importorskip("triton")
-from llm_systems_cookbook.attention import (
-    triton_backend,
-    triton_kernels,
-    triton_rungs,
-)
+from llm_systems_cookbook.attention.triton import kernels, launch, rungs
 
-SOURCE = Path(triton_kernels.__file__).read_text()
+SOURCE = Path(kernels.__file__).read_text()
 RUNG_CASES = [Case(lengths="around"), Case(lengths="around", seed=1)]
 WRITE_CASE = Write(
     layout="strided", rows="strided", padding=True, block_size=8, tokens=20
@@ -58,10 +54,10 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
         spec = importlib.util.spec_from_file_location("faulty_kernels", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        for user in (triton_backend, triton_rungs):
+        for user in (launch, rungs):
             monkeypatch.setattr(user, "kernels", module)
-        poison_parts(monkeypatch, triton_backend)
-        poison_parts(monkeypatch, triton_rungs)
+        poison_parts(monkeypatch, launch)
+        poison_parts(monkeypatch, rungs)
 
     return use
 
@@ -82,7 +78,7 @@ def grid_notices() -> bool:
 def attend(inputs: AttentionInputs, splits: int) -> torch.Tensor:
     inputs = moved(inputs, TRITON_DEVICE)
     out = poisoned_output(inputs)
-    return triton_backend.triton_attention(inputs, out, splits)
+    return launch.triton_attention(inputs, out, splits)
 
 
 def rungs_notice() -> bool:
@@ -90,7 +86,7 @@ def rungs_notice() -> bool:
         is_wrong(rung(there, poisoned_output(there)), inputs)
         for inputs in map(inputs_of, RUNG_CASES)
         for there in [moved(inputs, TRITON_DEVICE)]
-        for rung in triton_rungs.RUNGS.values()
+        for rung in rungs.RUNGS.values()
     )
 
 
@@ -158,13 +154,13 @@ def one_program_notices() -> bool:
     arguments |= {"query": rows, "query_start_loc": torch.tensor([0, 40])}
     inputs = checked_inputs(**arguments)
 
-    def first_program(*args: object, **named: object) -> triton_backend.Plan:
+    def first_program(*args: object, **named: object) -> launch.Plan:
         plan = plan_launch(*args, **named)
         return plan._replace(grid=(1, 1, 1))
 
-    plan_launch = triton_backend.plan_launch
+    plan_launch = launch.plan_launch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_backend, "plan_launch", first_program)
+        patch.setattr(launch, "plan_launch", first_program)
         out = attend(inputs, splits=1)
     own = plan_launch(inputs, "interpreter", 1, 1).query_tile
     assert (out[:own] != 0).all()
@@ -183,9 +179,9 @@ NOTICES = {
 
 
 def crashes_or_differs(what: str, path: Path) -> bool:
-    script = Path(__file__).with_name("edge_of_memory.py")
     done = subprocess.run(
-        [sys.executable, script, what, "triton", path],
+        [sys.executable, "-m", "cases.edge_of_memory", what, "triton", path],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
     )
@@ -212,7 +208,7 @@ def test_is_noticed(fault: KernelFault, tmp_path: Path, use: Callable):
 @pytest.mark.parametrize("name", [n for n in NOTICES if n != "grid"])
 def test_the_package_s_own_kernels_pass(name: str, use: Callable):
     """And the grid: test_attention_backends.py runs it."""
-    use(Path(triton_kernels.__file__))
+    use(Path(kernels.__file__))
     assert not NOTICES[name]()
 
 

@@ -5,11 +5,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from attention_cases import Case, inputs_of
+from cases.attention import Case, inputs_of
 
 pytest.importorskip("triton")
-from llm_systems_cookbook.attention.compiled import SHARED_LIMIT
-from llm_systems_cookbook.attention.triton_backend import (
+from llm_systems_cookbook.attention.triton.launch import (
     MAX_SPLITS,
     choose_splits,
     choose_tiles,
@@ -18,6 +17,7 @@ from llm_systems_cookbook.attention.triton_backend import (
     plan_launch,
     split_buffers,
 )
+from llm_systems_cookbook.attention.triton.offline import SHARED_LIMIT
 
 TARGETS = ("interpreter", *SHARED_LIMIT)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attention_cases import pairwise
+from cases.attention import pairwise
 
-from llm_systems_cookbook.attention import compiled as compiled_module
-from llm_systems_cookbook.attention.compiled import (
+from llm_systems_cookbook.attention.triton import offline as compiled_module
+from llm_systems_cookbook.attention.triton.offline import (
     SHARED_LIMIT,
     Compiled,
     Spec,
@@ -133,11 +133,11 @@ def test_one_narrow_cache_is_enough_to_be_noticed(which: str):
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_90", "gfx942"])
 def test_every_kernel_compiles_as_it_is_launched(target: str):
-    script = Path(__file__).with_name("compile_launches.py")
     environment = dict(os.environ)
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, script, target],
+        [sys.executable, "-m", "cases.compile_launches", target],
+        cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
         text=True,
@@ -164,14 +164,14 @@ def test_too_much_shared_memory_would_be_noticed():
 
 
 def test_tf32_would_be_noticed(tmp_path):
-    kernels = Path(compiled_module.__file__).with_name("triton_kernels.py")
+    kernels = Path(compiled_module.__file__).with_name("kernels.py")
     source = kernels.read_text()
     assert source.count('input_precision="ieee"') > 1
     path = tmp_path / "rounding_kernels.py"
     path.write_text(source.replace('="ieee"', '="tf32"'))
     code = (
         "import rounding_kernels\n"
-        "from llm_systems_cookbook.attention.compiled import *\n"
+        "from llm_systems_cookbook.attention.triton.offline import *\n"
         "spec = Spec('sm_80', dtype='float32')\n"
         "kernel = rounding_kernels.paged_attention_kernel\n"
         "print(compile_one(spec, kernel).tf32)"

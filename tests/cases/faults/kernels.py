@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class KernelFault(NamedTuple):
-    """One piece of triton_kernels.py, and a faulty one in its place.
+    """One piece of kernels.py, and a faulty one in its place.
 
     `noticed` says by what: a key of NOTICES in test_kernel_faults.py, which
     runs in that process, or "guard" or "int32", in one that may crash.

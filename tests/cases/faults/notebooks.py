@@ -15,13 +15,14 @@ class Fault(NamedTuple):
 ALLOCATOR = "memory/allocator.py"
 TABLE = "memory/sequence_table.py"
 REGIONS = "memory/reservation.py"
-MANAGER = "memory/memory_manager.py"
+MANAGER = "memory/paged.py"
+RESERVED = "memory/reserved.py"
 WASTE = "memory/waste.py"
 KV_CACHE = "attention/kv_cache.py"
-CACHE_WRITE = "attention/cache_write.py"
-CPU = "attention/cpu.py"
+CACHE_WRITE = "attention/write.py"
+CPU = "attention/cpu/kernels.py"
 GATHER = "attention/gather.py"
-TRITON = "attention/triton_kernels.py"
+TRITON = "attention/triton/kernels.py"
 CONTIGUOUS = "attention/contiguous.py"
 REQUEST = "serving/request.py"
 SCHEDULER = "serving/scheduler.py"
@@ -525,7 +526,7 @@ FAULTS = [
     Fault(
         "usage counts reserved slots twice",
         "05_memory_waste",
-        MANAGER,
+        RESERVED,
         "internal += region.size - max(final, region.held)",
         "internal += region.size - region.held",
         "usage_is_as_counted_by_hand",
@@ -541,7 +542,7 @@ FAULTS = [
     Fault(
         "pow2 without rounding",
         "05_memory_waste",
-        MANAGER,
+        RESERVED,
         "rounded = num_tokens + round_up_to_power_of_two(output)",
         "rounded = num_tokens + output",
         "usage_is_as_counted_by_hand",
@@ -648,7 +649,7 @@ FAULTS = [
         "partly filled tail not gathered",
         "06_paged_kv_cache",
         GATHER,
-        "tables = tables[:, : -(-length // block_size)]",
+        "tables = tables[:, : cdiv(length, block_size)]",
         "tables = tables[:, : length // block_size]",
         "loop_returns_the_tokens_in_order",
     ),
@@ -1404,7 +1405,7 @@ FAULTS = [
         "table lacks the partly filled block",
         "10_paging_for_free",
         ENGINE,
-        "counts = [-(-length // size) for length in inputs.seq_lens]",
+        "counts = [cdiv(length, size) for length in inputs.seq_lens]",
         "counts = [max(1, length // size) for length in inputs.seq_lens]",
         "every_way_generates_the_same_tokens",
     ),

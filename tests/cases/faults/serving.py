@@ -6,7 +6,7 @@ that notebook 08 or 09 notices, too, stands in faults.py.
 
 from typing import NamedTuple
 
-import faults
+from cases.faults import notebooks as faults
 
 
 class Fault(NamedTuple):
@@ -21,7 +21,7 @@ SCHEDULER = "serving/scheduler.py"
 REQUEST = "serving/request.py"
 ENGINE = "serving/engine.py"
 SAMPLING = "serving/sampling.py"
-MANAGER = "memory/memory_manager.py"
+MANAGER = "memory/paged.py"
 
 OWN_FAULTS = [
     Fault(

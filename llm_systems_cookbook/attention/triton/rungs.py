@@ -1,7 +1,7 @@
 """Launch the first four rungs: what each can do, and what it refuses.
 
 They decode from a cache that lies in one piece. Strides, options and prefill
-come with the finished kernel, in `triton_backend`.
+come with the finished kernel, in `launch`.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ import torch
 import triton
 from torch import Tensor
 
-from llm_systems_cookbook.attention import triton_kernels as kernels
 from llm_systems_cookbook.attention.inputs import FP8, AttentionInputs
-from llm_systems_cookbook.attention.triton_backend import (
+from llm_systems_cookbook.attention.triton import kernels
+from llm_systems_cookbook.attention.triton.launch import (
     combine,
     compute_dtype,
     on_device,

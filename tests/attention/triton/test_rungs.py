@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import (
+from cases.attention import (
     TRITON_DEVICE,
     Case,
     assert_matches_reference,
@@ -15,15 +15,15 @@ from attention_cases import (
 
 from llm_systems_cookbook.attention.inputs import AttentionInputs
 
-triton_rungs = pytest.importorskip(
-    "llm_systems_cookbook.attention.triton_rungs", exc_type=ImportError
+rungs = pytest.importorskip(
+    "llm_systems_cookbook.attention.triton.rungs", exc_type=ImportError
 )
 
 
 def run(rung: str, inputs: AttentionInputs, *more: int) -> torch.Tensor:
     """Run a rung where Triton runs, into an output of NaN."""
     inputs = moved(inputs, TRITON_DEVICE)
-    return triton_rungs.RUNGS[rung](inputs, poisoned_output(inputs), *more)
+    return rungs.RUNGS[rung](inputs, poisoned_output(inputs), *more)
 
 
 ANY_BLOCK = ("tiled", "split")
@@ -44,7 +44,7 @@ ODD_SHAPES = [
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=str)
-@pytest.mark.parametrize("rung", triton_rungs.RUNGS)
+@pytest.mark.parametrize("rung", rungs.RUNGS)
 def test_matches_the_reference(rung: str, case: Case):
     inputs = inputs_of(case)
     out = run(rung, inputs)
@@ -84,7 +84,7 @@ def test_more_splits_than_tiles_change_nothing(splits: int):
 def test_split_rung_refuses_fewer_than_two(splits: int):
     inputs = inputs_of(Case())
     with pytest.raises(ValueError, match="num_splits must be >= 2"):
-        triton_rungs.split_attention(inputs, inputs.output(), splits)
+        rungs.split_attention(inputs, inputs.output(), splits)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_split_rung_refuses_fewer_than_two(splits: int):
         ({"query_layout": "strided"}, "query in one piece"),
     ],
 )
-@pytest.mark.parametrize("rung", triton_rungs.RUNGS)
+@pytest.mark.parametrize("rung", rungs.RUNGS)
 def test_a_rung_refuses_what_it_does_not_know(
     rung: str, change: dict, reason: str
 ):
     inputs = inputs_of(replace(Case(), **change))
     out = poisoned_output(inputs)
     with pytest.raises(ValueError, match=reason):
-        triton_rungs.RUNGS[rung](inputs, out)
+        rungs.RUNGS[rung](inputs, out)
     assert out.isnan().all(), "nothing was written"

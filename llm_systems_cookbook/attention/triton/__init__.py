@@ -1,0 +1,1 @@
+"""Attention in Triton: the kernels, their launch, and the ladder to them."""

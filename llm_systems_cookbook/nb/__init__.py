@@ -1,0 +1,10 @@
+"""What a notebook says: checks, measures and exercises, and their record."""
+
+from llm_systems_cookbook.nb.session import (
+    ChecksFailed,
+    Session,
+    bootstrap,
+    raises,
+)
+
+__all__ = ["ChecksFailed", "Session", "bootstrap", "raises"]
