@@ -66,11 +66,10 @@ lint: $(STAMP)
 # Triton and is refused: on Linux, name the index of CPU wheels in PIP_ARGS.
 # Triton 3.6 needs a numpy before 2.4.
 TRITONS := 3.6.0 3.7.1 3.9.0
-TRITON_TESTS := tests/test_triton_backend.py \
-	tests/test_triton_rungs.py tests/test_triton_mode.py \
-	tests/test_compiled.py tests/test_kernel_faults.py \
-	tests/test_write_kv.py tests/test_attention_backends.py \
-	tests/test_edge_of_memory.py
+TRITON_TESTS := tests/attention/triton tests/attention/test_backends.py \
+	tests/attention/test_write_kv.py \
+	tests/attention/test_attention_backends.py \
+	tests/attention/test_edge_of_memory.py
 
 matrix: $(TRITONS:%=matrix-%)
 

@@ -14,7 +14,7 @@ from collections import deque
 from pathlib import Path
 
 from llm_systems_cookbook.memory import BlockAllocator
-from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.nb import Session
 
 POOL = 4096
 AT_ONCE = 64
@@ -76,7 +76,7 @@ def ratios(rounds: int, repeats: int) -> tuple[list[float], list[float]]:
 
 def main(rounds: int = 15, repeats: int = 5_000, to: Path = RESULTS) -> None:
     """Measure, print and write the figure."""
-    session = Notebook("allocator", to)
+    session = Session("allocator", to)
     at_once, one_by_one = ratios(rounds, repeats)
     for name, measured in {
         "allocate_and_free_per_block": at_once,

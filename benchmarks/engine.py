@@ -21,8 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llm_systems_cookbook.attention import ContiguousKVCache, PagedKVCache
-from llm_systems_cookbook.attention.gather import gather_loop_attention
+from llm_systems_cookbook.attention import (
+    ContiguousKVCache,
+    PagedKVCache,
+    gather_loop_attention,
+)
 from llm_systems_cookbook.memory import (
     BlockAllocator,
     FirstFitRegions,
@@ -30,10 +33,10 @@ from llm_systems_cookbook.memory import (
     ReservedMemory,
 )
 from llm_systems_cookbook.models import TinyGPT
-from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.nb import Session
 from llm_systems_cookbook.serving import Report, Request, Scheduler, replay
 from llm_systems_cookbook.serving.engine import Engine
-from llm_systems_cookbook.workloads.generated import sharegpt
+from llm_systems_cookbook.workloads import sharegpt
 
 BATCH = 32
 BLOCK_SIZE = 16
@@ -106,7 +109,7 @@ def _scheduler(
 
 
 def equal_batches(
-    session: Notebook, mean_prompt: int, rounds: int, steps: int
+    session: Session, mean_prompt: int, rounds: int, steps: int
 ) -> None:
     """Time decode steps of 32 sequences of different lengths."""
     slots = BATCH * MAX_TOKENS
@@ -177,7 +180,7 @@ def timed_steps(
 
 
 def report_batches(
-    session: Notebook,
+    session: Session,
     mean_prompt: int,
     seconds: dict[str, list[float]],
     beside: list[float],
@@ -225,7 +228,7 @@ def report_batches(
 
 
 def equal_memory(
-    session: Notebook, load: str, num_requests: int, rounds: int
+    session: Session, load: str, num_requests: int, rounds: int
 ) -> None:
     """Serve the same requests, all there from the start.
 
@@ -303,7 +306,7 @@ def main(
     to: Path = RESULTS,
 ) -> None:
     """Measure, print and write the figures."""
-    session = Notebook("engine", to)
+    session = Session("engine", to)
     for mean_prompt in (64, 256):
         equal_batches(session, mean_prompt, rounds, steps)
     for load in LIMITS:

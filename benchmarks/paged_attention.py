@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.nb import Session
 from llm_systems_cookbook.tools import bench
 
 BATCH = 16
@@ -35,7 +35,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def main(rounds: int = 5, repeats: int = 15, to: Path = RESULTS) -> None:
     """Measure, print and write the figures."""
-    session = Notebook("paged_attention", to)
+    session = Session("paged_attention", to)
     mixed, trace = bench.mixed_lengths(BATCH, SEED)
     cases = {f"{n}_each": (n,) * BATCH for n in LENGTHS} | {"mixed": mixed}
     for head_dim in HEAD_DIMS:
@@ -55,7 +55,7 @@ def main(rounds: int = 5, repeats: int = 15, to: Path = RESULTS) -> None:
 
 
 def record(
-    session: Notebook,
+    session: Session,
     case: str,
     shape: bench.Shape,
     context: dict[str, object],

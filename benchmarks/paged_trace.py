@@ -20,7 +20,7 @@ from llm_systems_cookbook.memory import (
     PagedMemory,
     time_weighted,
 )
-from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.nb import Session
 from llm_systems_cookbook.nb.environment import peak_memory_mb
 from llm_systems_cookbook.workloads import traces
 
@@ -73,7 +73,7 @@ def main(
     rounds: int = 5, short: int = 1_000, long: int = 19_000, to: Path = RESULTS
 ) -> None:
     """Measure, print and write the figures."""
-    session = Notebook("paged_trace", to)
+    session = Session("paged_trace", to)
     whole = serve_alone()
     origin = {"trace": NAME, "sha256": traces.load(NAME).sha256}
     session.measure(

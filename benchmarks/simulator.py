@@ -18,14 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llm_systems_cookbook.memory import BlockAllocator, PagedMemory
-from llm_systems_cookbook.nb import Notebook
+from llm_systems_cookbook.nb import Session
 from llm_systems_cookbook.nb.environment import peak_memory_mb
 from llm_systems_cookbook.serving.replay import replay, requests_from
 from llm_systems_cookbook.serving.request import Request
 from llm_systems_cookbook.serving.scheduler import Scheduler
 from llm_systems_cookbook.serving.simulator import LinearClock, Simulator
-from llm_systems_cookbook.workloads import traces
-from llm_systems_cookbook.workloads.generated import Workload, alpaca
+from llm_systems_cookbook.workloads import alpaca, traces
 
 NAME = "azure-conv-2023"
 BLOCK_SIZE = 16
@@ -47,7 +46,7 @@ def requests_of(name: str) -> tuple[Iterator[Request], int]:
     """Return the requests of a load, and how many they are."""
     if name == "trace":
         trace = traces.load(NAME)
-        return requests_from(Workload.from_trace(trace)), len(trace)
+        return requests_from(trace), len(trace)
     workload = alpaca(int(name), seed=0, rate=40.0)
     return requests_from(workload), len(workload)
 
@@ -104,7 +103,7 @@ def seconds_per_step(num_waiting: int, steps: int = 200) -> float:
 
 def main(rounds: int = 7, to: Path = RESULTS) -> None:
     """Measure, print and write the figures."""
-    session = Notebook("simulator", to)
+    session = Session("simulator", to)
     origin = {"trace": NAME, "sha256": traces.load(NAME).sha256}
     conditions = {
         "num_blocks": NUM_BLOCKS,

@@ -1,4 +1,4 @@
-"""Compute llm_systems_cookbook/data/trace_quantiles.json from the traces.
+"""Compute the package's table of quantiles from the traces.
 
     python scripts/trace_quantiles.py            # write the table
     python scripts/trace_quantiles.py --check    # compare it, write nothing
@@ -24,6 +24,7 @@ from llm_systems_cookbook.workloads import traces
 TABLE = (
     Path(__file__).resolve().parents[1]
     / "llm_systems_cookbook"
+    / "workloads"
     / "data"
     / "trace_quantiles.json"
 )

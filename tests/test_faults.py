@@ -12,11 +12,13 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from cases.faults.notebooks import FAULTS, Fault
+from cases.faults import Fault, attention, memory, serving
 from cases.faulty import faulty_copy, package_from
 from cases.notebooks import first_failed_check
 
 from llm_systems_cookbook.attention.backends import installed
+
+FAULTS = memory.FAULTS + attention.FAULTS + serving.FAULTS
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from importlib import import_module
 
 from cases.notebooks import NOTEBOOKS, ROOT
 
@@ -37,10 +38,13 @@ def test_every_notebook_is_in_the_table():
         assert row in README, row
 
 
-def test_every_module_of_the_map_exists():
+def test_the_table_of_rooms_names_each_and_what_it_offers():
+    rows = re.findall(r"^\| `(\w+)` \|[^|]+\|([^|]+)\|$", README, re.MULTILINE)
     package = ROOT / "llm_systems_cookbook"
-    rows = re.findall(r"^\| (`[^|]+) \|", README, re.MULTILINE)
-    names = re.findall(r"`([\w.]+)`", " ".join(rows))
-    assert len(names) > 8
-    for name in names:
-        assert (package / f"{name.replace('.', '/')}.py").exists(), name
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert {room for room, _ in rows} == rooms
+    for room, offers in rows:
+        module = import_module(f"llm_systems_cookbook.{room}")
+        names = re.findall(r"`(\w+)`", offers)
+        missing = [n for n in names if n not in getattr(module, "__all__", n)]
+        assert missing in ([], ["cpu"]), room

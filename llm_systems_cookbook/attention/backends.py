@@ -19,6 +19,10 @@ INTERPRET = "TRITON_INTERPRET"
 BACKEND = "COOKBOOK_BACKEND"
 BACKENDS = ("reference", "gather", "cpu", "triton")
 
+_INTERPRETER_OFF = (
+    f"the tensors are on the CPU, and Triton's interpreter is off "
+    f"({INTERPRET}=1 turns it on, before Triton is imported)"
+)
 # Files that a driver leaves: without one of them torch need not be asked.
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/kfd", "/dev/dxg")
 
@@ -110,15 +114,14 @@ def _why_not_triton(place: Place) -> str:
     if place.dtype == "float64":
         return "the Triton kernels take float32, float16 and bfloat16"
     if not place.on_gpu and not _could_interpret():
-        return (
-            f"the tensors are on the CPU, and Triton's interpreter is off "
-            f"({INTERPRET}=1 turns it on, before Triton is imported)"
-        )
+        return _INTERPRETER_OFF
     from llm_systems_cookbook.attention.triton.kernels import INTERPRETED
 
     if interpreting() != INTERPRETED:
         return f"{INTERPRET} was changed after Triton was imported"
-    return "" if INTERPRETED else _why_not_this_gpu(place)
+    if INTERPRETED:
+        return ""
+    return _why_not_this_gpu(place) if place.on_gpu else _INTERPRETER_OFF
 
 
 def _could_interpret() -> bool:
@@ -177,7 +180,8 @@ def attention_runs_on() -> str:
     fastest = "triton" if place.on_gpu else "cpu"
     if backend == fastest:
         return f"{backend}, {where}"
-    return f"{backend}, {where} ({_reason(fastest, place)})"
+    reason = _reason(fastest, place) or "Triton's interpreter is on"
+    return f"{backend}, {where} ({reason})"
 
 
 # --- Triton's interpreter ---------------------------------------------------

@@ -2,17 +2,20 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from llm_systems_cookbook.attention import backends
 from llm_systems_cookbook.attention.backends import (
     RestartKernel,
     attention_runs_on,
+    choose_backend,
     turn_interpreter_on,
 )
 
-pytest.importorskip("triton")
+kernels = pytest.importorskip("llm_systems_cookbook.attention.triton.kernels")
 without_gpu = pytest.mark.skipif(
     backends.has_gpu(), reason="there is a GPU here"
 )
@@ -105,19 +108,31 @@ def test_without_triton_its_cells_are_skipped(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "modules", "expected"),
+    ("capability", "modules", "expected"),
     [
-        (False, {"numba", "triton"}, "cpu, on the CPU"),
-        (False, {"triton"}, "gather, on the CPU (numba is not installed)"),
-        (True, {"numba", "triton"}, "triton, on the GPU"),
-        (True, {"numba"}, "gather, on the GPU (Triton is not installed)"),
+        (None, {"numba", "triton"}, "cpu, on the CPU"),
+        (None, {"triton"}, "gather, on the CPU (numba is not installed)"),
+        ((9, 0), {"numba", "triton"}, "triton, on the GPU"),
+        ((9, 0), {"numba"}, "gather, on the GPU (Triton is not installed)"),
+        ((7, 0), {"triton"}, "gather, on the GPU (Triton compiles for com"),
     ],
 )
-def test_the_choice_is_told(monkeypatch, gpu, modules, expected):
+def test_what_is_told_is_what_is_chosen(
+    monkeypatch, capability, modules, expected
+):
+    """Also on a GPU that Triton does not compile for."""
     monkeypatch.delenv(backends.BACKEND, raising=False)
-    monkeypatch.setattr(backends, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(backends, "has_gpu", lambda: capability is not None)
     monkeypatch.setattr(backends, "installed", modules.__contains__)
-    assert attention_runs_on() == expected
+    monkeypatch.setattr(backends, "interpreting", lambda: False)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: capability
+    )
+    assert attention_runs_on().startswith(expected)
+    place = "cpu" if capability is None else "cuda:0"
+    tensor = SimpleNamespace(device=place, dtype=torch.float32)
+    assert expected.startswith(choose_backend(tensor))
 
 
 def test_a_forced_choice_is_told(monkeypatch):

@@ -217,7 +217,7 @@ def test_every_orange_area_is_hatched(figure):
 
 def test_text_on_every_fill_has_a_contrast_of_four_and_a_half():
     fills = [plots.WASTE_LIGHT, plots.WASTE_DARK]
-    fills += [*plots._FILL.values(), *plots._LIVE_SHADES]
+    fills += [*plots_look._FILL.values(), *plots_look._LIVE_SHADES]
     for fill in fills:
         pair = (
             plots_look._luminance(fill),
@@ -271,7 +271,9 @@ def test_pool_grid_tells_owners_apart_by_the_lightness_of_the_blue():
     one, two, three = areas(fig)[:3]
     assert one.get_facecolor() == three.get_facecolor()
     assert one.get_facecolor() != two.get_facecolor()
-    assert to_hex(two.get_facecolor()) in map(str.lower, plots._LIVE_SHADES)
+    assert to_hex(two.get_facecolor()) in map(
+        str.lower, plots_look._LIVE_SHADES
+    )
 
 
 def test_pool_grid_fills_a_cell_in_proportion():
@@ -470,7 +472,7 @@ def test_program_grid_tells_sequences_apart_and_says_who_has_no_work():
         {"a": ("A", 0, [[0]]), "b": ("B", 0, [[1]]), "c": ("B", 0, [])},
         title="t",
     )
-    blues = [areas(fig, shade) for shade in plots._LIVE_SHADES[:2]]
+    blues = [areas(fig, shade) for shade in plots_look._LIVE_SHADES[:2]]
     assert [len(found) for found in blues] == [1 + 1, 1]  # and the key
     assert texts(fig).count("nothing to read") == 1
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cases.faults.serving import FAULTS, OF_NOTEBOOKS, Fault
+from cases.faults.serving_checks import FAULTS, OF_NOTEBOOKS, CheckFault
 from cases.faulty import faulty_package, package_from
 from cases.serving_checks import CHECKS
 
@@ -23,7 +23,7 @@ def test_sound_code_passes(name: str):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_its_check_notices(
-    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: CheckFault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     faulty_package(fault, tmp_path)
     for name in ("cases.serving", "cases.serving_checks"):

@@ -176,20 +176,11 @@ def test_workload_copies_its_arrays_and_makes_them_read_only():
         made.output_len[0] = 5
 
 
-def test_from_trace_replays_the_first_requests():
-    whole = Workload.from_trace(small_trace())
-    part = Workload.from_trace(small_trace(), 2)
-    assert len(whole) == 3
+def test_a_trace_is_a_workload():
+    whole = small_trace()
+    part = whole.first(2)
+    assert isinstance(whole, Workload)
+    assert (len(whole), len(part)) == (3, 2)
     assert part.arrival_s.tolist() == [0.0, 1.0]
     assert part.input_len.tolist() == [5, 6]
     assert part.output_len.tolist() == [1, 2]
-
-
-def test_from_trace_keeps_the_label_of_a_generated_trace():
-    assert "generated" in Workload.from_trace(small_trace()).name
-
-
-@pytest.mark.parametrize("n", [0, -1, 4])
-def test_from_trace_refuses_more_requests_than_there_are(n):
-    with pytest.raises(ValueError, match=rf"\[1, 3\], got {n}"):
-        Workload.from_trace(small_trace(), n)
