@@ -1,7 +1,9 @@
-"""The finished code of the LLM Systems Cookbook.
+"""The finished code of the LLM Systems Cookbook; each room answers a question.
 
-Three rooms, one question each: `memory` says where a token lives, `attention`
-holds and reads the bytes, `serving` decides who runs.
+`memory`: where does a token live? `attention`: where are the bytes, and how
+does a query meet them? `models`: what computes? `serving`: who runs in the
+next step? `workloads`: who asks? `nb`: what does a notebook say? `plots`:
+what does a reader see? `tools`: what does a maintainer run?
 """
 
 __version__ = "0.1.0"
