@@ -1,15 +1,29 @@
-"""What a reader sees: each function draws what it is given, one figure."""
+"""What does a reader see? One visual language for every notebook.
 
-from llm_systems_cookbook.plots.pool import (
+Three colours have one meaning each, everywhere: `LIVE` (blue) holds tokens,
+`WASTE` (orange, always hatched as an area) is reserved or lost, `SHARED`
+(bluish green) has several owners. Light grey is free. Figures are white and
+opaque with dark text, so they stay readable on a dark page, and hatches,
+labels and lightness carry the meaning without colour.
+
+Each function draws what it is given and returns the `Figure`. It is made by
+pyplot, so a notebook shows it at the end of the cell: assign the result
+(`fig = pool_grid(…)`), or the notebook shows it twice. No function picks a
+matplotlib backend or leaves a changed rcParam behind. An argument is checked
+where a wrong one would be drawn without a word.
+"""
+
+from llm_systems_cookbook.plots.charts import (
     bars,
-    block_tables,
     lines,
-    pool_grid,
-    program_grid,
-    refcounts,
     split_bars,
     used_and_wasted,
     waste_by_block_size,
+)
+from llm_systems_cookbook.plots.pool import (
+    block_tables,
+    pool_grid,
+    refcounts,
 )
 from llm_systems_cookbook.plots.serving import (
     Span,
@@ -19,6 +33,7 @@ from llm_systems_cookbook.plots.serving import (
     pool_over_time,
     timeline,
 )
+from llm_systems_cookbook.plots.steps import program_grid
 from llm_systems_cookbook.plots.style import (
     FREE,
     INK,

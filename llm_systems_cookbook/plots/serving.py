@@ -20,7 +20,6 @@ from llm_systems_cookbook.plots.style import (
     _HATCH,
     _LIVE_SHADES,
     _MARGIN,
-    _MARKERS,
     _PARTS,
     _SMALL,
     _WIDTH,
@@ -36,6 +35,7 @@ from llm_systems_cookbook.plots.style import (
     _look,
     _number,
     _plain_log_ticks,
+    _require_few,
     _series,
     _shorten,
     _text_width,
@@ -90,7 +90,6 @@ _MARKS = {
     "resume": {"marker": ">", "markersize": 7},
     "finish": {"marker": "s", "markersize": 5},
 }
-_MOST_ROWS = 32
 _MOST_POINTS = 2000
 _BINS = 1000
 _TICKS = 250  # as many preemptions as can be told apart
@@ -154,12 +153,14 @@ def timeline(
             square; neither has a request that ends waiting or preempted.
 
     Raises:
-        ValueError: no spans, more than 32 requests, an unknown kind, a time
-            that is not finite, an end before its start, two spans of a
-            request that overlap, or an unfinished request without a span.
+        ValueError: an unknown kind, a time that is not finite, an end before
+            its start, two spans of a request that overlap, or an unfinished
+            request without a span.
     """
     rows = _rows(spans)
-    _check_rows(rows, unfinished)
+    strangers = sorted(set(unfinished) - set(rows))
+    if strangers:
+        raise ValueError(f"unfinished: {strangers} have no span")
     marks = _marks(rows, unfinished)
     kinds = {span.kind for span in spans}
     handles = [_kind_handle(kind) for kind in _PAINTS if kind in kinds]
@@ -349,10 +350,9 @@ def pool_over_time(
         ylabel: the unit of split and capacity.
 
     Raises:
-        ValueError: fewer than 2 times, times that do not rise, no parts, an
-            unknown one, values of another length, negative or not finite,
-            a sum above the capacity, a capacity that is not positive, or a
-            preemption outside the times.
+        ValueError: fewer than 2 times, times that do not rise, an unknown
+            part, values of another length, negative or not finite, a sum
+            above the capacity, or a preemption outside the times.
     """
     edges = _rising_times("times", times)
     parts = _check_parts(split, edges, capacity)
@@ -416,9 +416,8 @@ def occupancy_lines(
     Raises:
         ValueError: no series or more than 8, fewer than 2 times, times that
             do not rise, values of another length, negative, not finite or
-            above the capacity, a capacity that is not positive, a
-            preemption outside all times, an unknown kind or a kind for an
-            unknown series.
+            above the capacity, a preemption outside all times, an unknown
+            kind or a kind for an unknown series.
     """
     steps = _check_steps(series, capacity)
     kind_of = _kinds(steps, {} if kinds is None else kinds, "neutral")
@@ -549,15 +548,13 @@ def latency_against_load(
         ValueError: no loads, loads that do not rise, no curves, more than 8,
             a curve of another length, of no finite value, infinite or
             negative somewhere (not positive, if logy), an upper value below
-            its curve or for an unknown curve, an slo that is not positive,
-            an unknown kind or a kind for an unknown curve.
+            its curve or for an unknown curve, an unknown kind or a kind for
+            an unknown curve.
     """
     x = _rising("loads", loads)
     medians = _series(curves, len(x), minimum=0)
     uppers = _check_upper({} if upper is None else upper, medians)
     kind_of = _kinds(medians, {} if kinds is None else kinds, "neutral")
-    if slo is not None:
-        _check_positive("slo", slo)
     for name, y in [*medians.items(), *uppers.items()]:
         if logy and np.nanmin(y) <= 0:
             raise ValueError(f"logy needs every value of {name!r} positive")
@@ -634,23 +631,6 @@ def _check_span(span: Span) -> None:
         raise ValueError(f"{span} ends before it starts")
 
 
-def _check_rows(
-    rows: Mapping[str, Sequence[Span]], unfinished: Collection[str]
-) -> None:
-    if not 1 <= len(rows) <= _MOST_ROWS:
-        raise ValueError(
-            f"1 to {_MOST_ROWS} requests can be read, got {len(rows)}"
-        )
-    for name in unfinished:
-        if name not in rows:
-            raise ValueError(f"unfinished: {name!r} has no span")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{name} must be finite and above 0, got {value}")
-
-
 def _rising(name: str, values: Sequence[float]) -> np.ndarray:
     array = _x_values(name, values)
     if (np.diff(array) <= 0).any():
@@ -699,9 +679,6 @@ def _check_parts(
     split: Mapping[str, Sequence[float]], times: np.ndarray, capacity: float
 ) -> dict[str, np.ndarray]:
     """Return the parts, in the order in which they are stacked."""
-    _check_positive("capacity", capacity)
-    if not split:
-        raise ValueError("split is empty")
     unknown = sorted(set(split) - set(_PARTS))
     if unknown:
         raise ValueError(
@@ -721,11 +698,7 @@ def _check_steps(
     series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     capacity: float,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    _check_positive("capacity", capacity)
-    if not 1 <= len(series) <= len(_MARKERS):
-        raise ValueError(
-            f"1 to {len(_MARKERS)} series can be told apart, got {len(series)}"
-        )
+    _require_few(series)
     steps = {}
     for name, (times, values) in series.items():
         edges = _rising_times(f"times of {name!r}", times)

@@ -1,7 +1,7 @@
 """The look that all pictures share: colours, text, areas, lines, footnotes.
 
-`plots` has the pictures and offers the colours and `note` to notebooks; the
-rest is for the modules that draw.
+The colours and `note` are for notebooks, too; the rest is for the files that
+draw.
 
 Colours: Okabe and Ito, "Color Universal Design" (2008); the green is lighter
 than theirs, so that dark text on it has enough contrast.
@@ -9,7 +9,7 @@ than theirs, so that dark text on it has enough contrast.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -465,15 +465,20 @@ def _x_values(name: str, values: Sequence[float]) -> np.ndarray:
     return array
 
 
+def _require_few(series: Collection[str]) -> None:
+    """Refuse more series than there are markers: two would look alike."""
+    if not 1 <= len(series) <= len(_MARKERS):
+        raise ValueError(
+            f"1 to {len(_MARKERS)} series can be told apart, got {len(series)}"
+        )
+
+
 def _series(
     series: Mapping[str, Sequence[float]],
     length: int,
     minimum: float = -math.inf,
 ) -> dict[str, np.ndarray]:
-    if not 1 <= len(series) <= len(_MARKERS):
-        raise ValueError(
-            f"1 to {len(_MARKERS)} series can be told apart, got {len(series)}"
-        )
+    _require_few(series)
     arrays = {n: np.asarray(y, dtype=float) for n, y in series.items()}
     for name, y in arrays.items():
         if y.shape != (length,):

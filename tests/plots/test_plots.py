@@ -226,7 +226,7 @@ def test_text_on_every_fill_has_a_contrast_of_four_and_a_half():
         assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 4.5, fill
 
 
-@pytest.mark.parametrize("module", ["pool", "serving", "style"])
+@pytest.mark.parametrize("module", ["pool", "steps", "charts", "serving", "style"])
 def test_each_module_imports_alone_without_torch_or_a_backend(module):
     code = (
         "import sys, matplotlib as m; m.use('template');"
@@ -300,13 +300,10 @@ def test_pool_grid_counts_owners_whose_names_do_not_fit():
 @pytest.mark.parametrize(
     ("owners", "options", "message"),
     [
-        ([], {}, "at least 1 block"),
         ([["A", "A"]], {}, "twice"),
-        ([["A"]], {"columns": 0}, "columns must be >= 1, got 0"),
         ([["A"]], {"filled": [1]}, "come together"),
         ([["A"]], {"block_size": 4}, "come together"),
-        ([["A"]], {"filled": [1], "block_size": 0}, "block_size must be"),
-        ([["A"]], {"filled": [1, 2], "block_size": 4}, "2 entries for 1"),
+        ([["A"]], {"filled": [1, 2], "block_size": 4}, "shorter|longer"),
         ([["A"]], {"filled": [5], "block_size": 4}, r"5, outside \[0, 4\]"),
         ([["A"]], {"filled": [-1], "block_size": 4}, "outside"),
         ([[]], {"filled": [1], "block_size": 4}, r"1, outside \[0, 0\]"),
@@ -377,14 +374,11 @@ def test_block_tables_colours_a_shared_block_on_both_sides():
 @pytest.mark.parametrize(
     ("tables", "options", "message"),
     [
-        ({}, {}, "tables is empty"),
         ({"A": ([4], 1)}, {}, r"block 4 is outside \[0, 4\)"),
         ({"A": ([-1], 1)}, {}, "outside"),
         ({"A": ([1, 1], 5)}, {}, "listed twice"),
         ({"A": ([1], 5)}, {}, r"length 5 is outside \[0, 4\]"),
         ({"A": ([1], -1)}, {}, "outside"),
-        ({"A": ([1], 1)}, {"num_blocks": 0}, "must be >= 1"),
-        ({"A": ([1], 1)}, {"block_size": 0}, "must be >= 1"),
         ({"A": ([1], 1)}, {"tokens": {"B": []}}, "'B' is not in tables"),
         ({"A": ([1], 1)}, {"tokens": {"A": []}}, "0 texts for 1 tokens"),
     ],
@@ -418,8 +412,7 @@ def test_refcounts_writes_counts_in_boxes_of_their_meaning():
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ([], [], "at least 1"),
-        ([1], [1, 2], "got 1 and 2"),
+        ([1], [1, 2], "shorter|longer"),
         ([1], [-1], "after: block 0 has a negative count -1"),
     ],
 )
@@ -480,9 +473,7 @@ def test_program_grid_tells_sequences_apart_and_says_who_has_no_work():
 @pytest.mark.parametrize(
     ("programs", "message"),
     [
-        ({}, "programs is empty"),
         ({"p": ("A", 0, [[1], []])}, "p: step 2 reads no block"),
-        ({"p": ("A", 0, [[1, -1]])}, "p: step 1 reads block -1, below 0"),
     ],
 )
 def test_program_grid_refuses_bad_input(programs, message):
@@ -536,7 +527,6 @@ def test_split_bars_draws_the_reference_thinner_below():
 @pytest.mark.parametrize(
     ("splits", "reference", "message"),
     [
-        ({}, None, "splits is empty"),
         ({"a": MAX | {"lost": 1}}, None, r"unknown parts \['lost'\]"),
         ({"a": {"token_states": 1.0}}, None, "missing parts"),
         ({"a": MAX | {"reserved": -1}}, None, "got -1"),
@@ -564,7 +554,6 @@ def test_used_and_wasted_bars_add_up_to_the_pool():
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ({}, "pairs is empty"),
         ({"a": (50, 40)}, "must be 100 %, got 90"),
         ({"a": (-1, 101)}, "got -1"),
         ({"a": (math.inf, 0)}, "got inf"),
@@ -782,7 +771,6 @@ def test_bars_of_zero_are_drawn_and_labelled():
 @pytest.mark.parametrize(
     ("values", "kind", "message"),
     [
-        ({}, "live", "values is empty"),
         ({"a": -1}, "live", "got -1"),
         ({"a": math.nan}, "live", "got nan"),
         ({"a": 1}, "red", "unknown kind 'red'"),
