@@ -15,7 +15,7 @@ from llm_systems_cookbook.memory.sequence_table import (
     SequenceTable,
     fork_sequence,
 )
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import cdiv, require_at_least
 
 
 class PagedMemory:
@@ -249,6 +249,32 @@ class PagedMemory:
         for table in tables.values():
             table.free(self.host)
         return pairs
+
+    def growth_after_swap_in(self, lengths: Mapping[Hashable, int]) -> int:
+        """Return the blocks that requests take once they are back.
+
+        Beyond those that `swap_in` takes: for more tokens, and for copies of
+        shared tails that are written.
+
+        Args:
+            lengths: tokens that each request is to hold, by the ids of
+                requests that are swapped out together.
+
+        Raises:
+            KeyError: a request that is not swapped out.
+        """
+        tables = {i: self._swapped(i) for i in lengths}
+        owners = Counter(b for t in tables.values() for b in t.block_ids)
+        writers: Counter[int] = Counter()
+        blocks = 0
+        for request_id, table in tables.items():
+            length = max(lengths[request_id], table.length)
+            blocks += cdiv(length, self.block_size) - len(table.block_ids)
+            if table.length < min(length, table.capacity):
+                writers[table.block_ids[-1]] += 1
+        # Whoever is the last to own a shared tail writes in place.
+        copies = [min(n, owners[tail] - 1) for tail, n in writers.items()]
+        return blocks + sum(copies)
 
     def _swapped(self, request_id: Hashable) -> SequenceTable:
         if request_id not in self._host_tables:

@@ -31,7 +31,11 @@ from llm_systems_cookbook.serving.request import (
     Status,
     TokenOutput,
 )
-from llm_systems_cookbook.validate import require_at_least, require_number
+from llm_systems_cookbook.validate import (
+    cdiv,
+    require_at_least,
+    require_number,
+)
 
 
 class RequestRefused(ValueError):
@@ -426,18 +430,19 @@ class Scheduler:
         return True
 
     def _growth(self, state: RequestState) -> int:
-        """Return the slots that the samples' own tokens may still take.
+        """Return the slots that a request takes beyond those it is given.
 
-        Without room for them, the request would be preempted again at once.
-        A shared block may have to be copied: it counts for every sample.
+        Without room for them, it would be preempted again at once.
         """
         size = self.memory.block_size
-        blocks = 0
-        for sample in state.live:
-            covered = sample.num_computed
-            if not state.forked:
-                covered = state.request.num_prompt_tokens
-            blocks += math.ceil(sample.num_tokens / size) - covered // size
+        if state.forked:  # and swapped out: else it is given all it needs
+            lengths = {s.sequence_id: s.num_tokens for s in state.active}
+            return self.memory.growth_after_swap_in(lengths) * size
+        prompt = state.request.num_prompt_tokens
+        own = [cdiv(sample.num_tokens, size) for sample in state.live]
+        blocks = sum(own) - len(own) * cdiv(prompt, size)
+        if prompt % size:  # all write to this block, the last one in place
+            blocks += len(own) - 1
         return blocks * size
 
     def _keep_free(self, growth: int = 0) -> int:

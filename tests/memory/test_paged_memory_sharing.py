@@ -526,6 +526,53 @@ def test_swaps_of_the_wrong_requests_are_refused_and_change_nothing():
         assert snapshot(memory) == before
 
 
+def test_growth_after_a_swap_in_counts_what_is_not_brought_back():
+    memory = paged(host_blocks=8)
+    memory.admit("a", 6)
+    for name in "bc":
+        memory.fork("a", name)
+    memory.swap_out("abc")
+    for lengths, blocks in (
+        ((6, 6, 6), 0),
+        ((7, 6, 6), 1),  # b and c keep the block that a copies
+        ((7, 7, 7), 2),  # the last one to write owns it alone
+        ((9, 6, 6), 2),
+        ((9, 9, 9), 5),
+    ):
+        given = dict(zip("abc", lengths, strict=True))
+        assert memory.growth_after_swap_in(given) == blocks
+    assert memory.growth_after_swap_in({"a": 7}) == 0, "a comes alone"
+    memory.release("a")
+    assert memory.growth_after_swap_in({"b": 8, "c": 8}) == 1
+    with pytest.raises(KeyError, match="'a' is not swapped out"):
+        memory.growth_after_swap_in({"a": 7})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_growth_after_a_swap_in_is_what_growing_takes(seed):
+    """In any order; whatever ended, was forked or had grown before."""
+    rng = random.Random(seed)
+    memory = paged(60, rng.randint(1, 4), host_blocks=60)
+    memory.admit(0, rng.randint(1, 9))
+    count = rng.randint(1, 6)
+    for new in range(1, count):
+        memory.fork(rng.randrange(new), new)
+        memory.grow(rng.randrange(new + 1), rng.choice([0, 0, 1, 3]))
+        memory.take_copies()
+    for name in rng.sample(range(count), rng.randrange(count)):
+        memory.release(name)
+    lengths = {
+        name: memory.held(name) + rng.choice([0, 1, 1, 5])
+        for name in memory.request_ids
+    }
+    memory.swap_out(lengths)
+    growth = memory.growth_after_swap_in(lengths)
+    back = len(memory.swap_in(lengths))
+    for name in rng.sample(sorted(lengths), len(lengths)):
+        assert memory.grow(name, lengths[name] - memory.held(name))
+    assert memory.allocator.used_blocks == back + growth
+
+
 def test_a_release_frees_the_host_as_well():
     memory = paged(host_blocks=4)
     memory.admit("a", 6)

@@ -552,6 +552,28 @@ def test_a_swapped_request_goes_on_where_it_was():
     assert (counts.preemptions, counts.recomputed_tokens) == (1, 0)
 
 
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_a_prompt_half_computed_comes_back_once_its_blocks_are_free(
+    preemption,
+):
+    """It has room for all of it, so it needs no more than that."""
+    scheduler = make(
+        paged(num_blocks=7, host_blocks=7),
+        preemption=preemption,
+        max_num_batched_tokens=6,
+    )
+    scheduler.add(request("a", 3, 9))
+    scheduler.add(request("c", 1, 4))
+    scheduler.add(request("b", 20, 1))  # five blocks
+    batches = [step(scheduler)[0] for _ in range(5)]
+    assert ids(batches[2].preempted) == ["b"]
+    assert spans(batches[1])[-1] == ("b", 2, 6)
+    # At its end c leaves the fifth block, and a still runs.
+    start = 6 if preemption == "swap" else 0
+    assert spans(batches[3]) == [("a", 5, 6), ("c", 3, 4)]
+    assert spans(batches[4]) == [("a", 6, 7), ("b", start, start + 5)]
+
+
 def test_a_full_host_means_to_compute_again():
     scheduler = make(
         paged(num_blocks=4, host_blocks=1, block_size=2), preemption="swap"
