@@ -216,29 +216,24 @@ class Scheduler:
 
     # --- Adding ------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Put a request at the end of the queue.
+    def add(self, *requests: Request) -> None:
+        """Put requests at the end of the queue, all or none.
 
         Raises:
-            ValueError: its id is that of an unfinished request; or, as
-                RequestRefused, it could never run, even alone. Nothing has
+            ValueError: an id is that of an unfinished request; or, as
+                RequestRefused, one could never run, even alone. Nothing has
                 changed.
         """
-        self.require_admissible(request)
-        state = RequestState(request)
-        state.forked = self._starts_forked(request)
-        self._states[request.request_id] = state
-        self.waiting.append(state)
-
-    def require_admissible(self, request: Request) -> None:
-        """Refuse what `add` would refuse.
-
-        Raises:
-            ValueError: see `add`.
-        """
-        if request.request_id in self._states:
-            raise ValueError(f"request {request.request_id!r} is here already")
-        self._require_fits(request)
+        states: dict[Hashable, RequestState] = {}
+        for request in requests:
+            name = request.request_id
+            if name in self._states or name in states:
+                raise ValueError(f"request {name!r} is here already")
+            self._require_fits(request)
+            states[name] = RequestState(request)
+            states[name].forked = self._starts_forked(request)
+        self._states |= states
+        self.waiting.extend(states.values())
 
     def _require_fits(self, request: Request) -> None:
         if request.num_samples > self.max_num_seqs:

@@ -1,10 +1,12 @@
 """The engine: its tokens, its errors, and what is left after each."""
 
+import inspect
 import itertools
 import math
 import re
 import signal
 import sys
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -42,6 +44,7 @@ from llm_systems_cookbook.memory import (
 from llm_systems_cookbook.models import TinyGPT
 from llm_systems_cookbook.serving import Engine, Request, Scheduler
 from llm_systems_cookbook.serving.engine import StepInputs
+from llm_systems_cookbook.serving.guard import Guard
 from llm_systems_cookbook.serving.request import Status, TokenOutput
 from llm_systems_cookbook.serving.scheduler import Counts
 
@@ -49,6 +52,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 PACKAGE = str(Path(sys.modules[Engine.__module__].__file__).parents[1])
+GUARD = sys.modules[Guard.__module__].__file__
 VOCAB = CONFIG.vocab_size
 PROMPTS = ([1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11])
 
@@ -298,10 +302,11 @@ def test_greedy_tokens_are_those_of_the_model_on_the_whole_text(setup):
 
 
 def test_a_backend_of_ones_own_does_the_attention():
-    calls = []
+    calls, plans = [], []
 
     def mine(inputs, out):
         calls.append(inputs.seq_lens.tolist())
+        plans.append(inputs.plan)
         return gather_attention(inputs, out)
 
     scheduler, cache = parts()
@@ -311,6 +316,9 @@ def test_a_backend_of_ones_own_does_the_attention():
     assert engine.generate([[1, 2, 3]], 3) == [greedy([1, 2, 3], 3)]
     # A call for each layer of each step.
     assert calls == [[3], [3], [4], [4], [5], [5]]
+    # The layers of a step share what they plan, and no step another's.
+    assert [id(plan) for plan in plans[::2]] == list(map(id, plans[1::2]))
+    assert len({id(plan) for plan in plans}) == 3
 
 
 HARSH = {
@@ -624,8 +632,38 @@ def test_a_model_that_fails_on_many_tokens_is_run_on_few():
         return logits
 
     workload = Workload(REQUESTS, [0, 0, 0])
-    result = run(Setup(), workload, Wrapped(refuse_many))
+    with pytest.warns(
+        RuntimeWarning, match="a batch of 3 .* MemoryError: too many"
+    ) as told:
+        result = run(Setup(), workload, Wrapped(refuse_many))
     assert result.texts == expected()
+    assert len(told) == 1
+
+
+def test_an_error_of_batches_is_said_once_per_engine():
+    """Also beside a request that ends for another reason, NaN."""
+
+    def refuse_batches(logits, token_ids):
+        if len(logits) > 1:
+            raise LookupError("two rows")
+        return logits if token_ids[0] == 1 else logits * torch.nan
+
+    for _ in range(2):
+        engine = Setup().make_engine(Wrapped(refuse_batches))
+        for prompt in ([1], [1, 2], [3]):
+            engine.add_request(prompt, 2)
+        with pytest.warns(RuntimeWarning, match="LookupError: two rows"):
+            outputs = engine.step()
+        assert [o.reason for o in outputs] == ["error", None, None]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            engine.step()
+
+
+def test_an_error_of_one_request_is_said_with_it_and_not_as_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(Setup(), Workload(REQUESTS, [0, 0, 0]), Spoiled(9))
 
 
 @pytest.mark.parametrize(
@@ -634,10 +672,27 @@ def test_a_model_that_fails_on_many_tokens_is_run_on_few():
         (lambda x, _: x[:, :-1], "ValueError: the model returned .*, not"),
         (lambda x, _: x[:0], "ValueError: the model returned .*24"),
         (lambda x, _: x[None], "ValueError: the model returned .*, not"),
-        (lambda x, _: None, "AttributeError"),
+        (lambda x, _: None, "TypeError: the model returned NoneType, not"),
+        (lambda x, _: x.tolist(), "TypeError: the model returned list, not"),
+        (lambda x, _: x.numpy(), "TypeError: the model returned ndarray, not"),
+        (lambda x, _: x > 0, "TypeError: the model returned torch.bool, not"),
+        (
+            lambda x, _: x.to(torch.complex64),
+            "TypeError: the model returned torch.complex64, not",
+        ),
+        (
+            lambda x, _: x.to_sparse(),
+            "TypeError: the model returned a torch.sparse_coo tensor on cpu",
+        ),
+        (
+            lambda x, _: x.to("meta"),
+            "TypeError: the model returned a torch.strided tensor on meta",
+        ),
+        # Of the right kind, and yet PyTorch has no argmax of it.
+        (lambda x, _: x.to(torch.float8_e4m3fn), ".*Float8"),
     ],
 )
-def test_logits_of_a_wrong_shape_fail_every_request_and_leave_nothing(
+def test_what_is_no_logits_fails_every_request_and_leaves_nothing(
     change, message
 ):
     engine = Setup().make_engine(Wrapped(change))
@@ -662,13 +717,6 @@ def test_both_caches_are_written_by_the_fastest_write(contiguous, monkeypatch):
         engine = Setup(contiguous=contiguous).make_engine()
         assert engine.generate([[1, 2, 3]], 1) == [greedy([1, 2, 3], 1)]
         assert len(written) == calls, "one call for each layer"
-
-
-def test_the_layers_of_a_step_share_one_plan(monkeypatch):
-    made = counted_calls(monkeypatch, cpu, "_cut")
-    engine = Setup(backend="cpu").make_engine()
-    assert engine.generate([[1, 2, 3]], 4) == [greedy([1, 2, 3], 4)]
-    assert len(made) == 4, "one for each of four steps, with two layers each"
 
 
 class FewerHeads(Wrapped):
@@ -785,14 +833,17 @@ def test_an_interrupted_generate_can_be_done_again():
 def interrupt_at(line):
     """Return a trace function that presses Ctrl-C before such a line.
 
-    Lines of the package are counted, but for the last ones of a step: what
-    they return may be lost on its way to the caller, as any return value.
+    Lines of the package are counted, but for the last ones of a step and the
+    guard's: what they return may be lost on its way to the caller, as any
+    return value.
     """
     seen = itertools.count(1)
+    last = inspect.unwrap(Engine.step).__code__
 
     def trace(frame, event, _):
         code = frame.f_code
-        if PACKAGE not in code.co_filename or code is Engine.step.__code__:
+        ours = PACKAGE in code.co_filename and code.co_filename != GUARD
+        if not ours or code is last:
             return None if event == "call" else trace
         if event == "line" and next(seen) == line:
             signal.raise_signal(signal.SIGINT)
@@ -1106,23 +1157,6 @@ def test_an_iterator_of_stop_tokens_stops_every_prompt():
     engine = Setup().make_engine()
     assert engine.generate(prompts, 8, stop_token_ids=iter([stop])) == expected
     assert len(expected[1]) < 8
-
-
-def test_a_step_within_a_step_is_refused():
-    engine = Setup().make_engine()
-    engine.add_request([1, 2, 3], 3, request_id="a")
-    refused = []
-
-    def step_again(batch):
-        try:
-            engine.step()
-        except RuntimeError as error:
-            refused.append(str(error))
-
-    engine.on_batch = step_again
-    outputs = finish(Run(engine))
-    assert [o.token_id for o in outputs] == greedy([1, 2, 3], 3)
-    assert refused == ["a step is running already"] * 3
 
 
 def test_nan_for_all_samples_of_one_request_concerns_nobody_else():
