@@ -21,6 +21,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal, NamedTuple
 
 from llm_systems_cookbook.memory import BlockCopy, MemoryManager, Usage
@@ -198,6 +199,7 @@ class Scheduler:
         self.preempted: deque[RequestState] = deque()
         self.waiting: deque[RequestState] = deque()
         self._states: dict[Hashable, RequestState] = {}
+        self._scheduled: Batch | None = None  # and not updated yet
 
     @property
     def has_unfinished(self) -> bool:
@@ -267,6 +269,9 @@ class Scheduler:
                 a request that runs alone, or was just admitted, cannot grow:
                 memory is held by nobody who runs.
         """
+        # Forgotten first: should this raise, the batch before is no longer
+        # what memory is prepared for.
+        self._scheduled = None
         batch = Batch(self.max_num_batched_tokens)
         self._continue_running(batch)
         # Who was just preempted would not fit anyway; and so no block goes
@@ -281,6 +286,7 @@ class Scheduler:
                 f"nothing can run, {len(self._states)} unfinished: "
                 f"{self.memory.usage()}"
             )
+        self._scheduled = batch
         return batch
 
     def _continue_running(self, batch: Batch) -> None:
@@ -466,13 +472,20 @@ class Scheduler:
                 The tokens of a request that was aborted since are ignored.
 
         Raises:
-            ValueError: another number of tokens; nothing has changed.
+            TypeError: a token is not an integer; nothing has changed.
+            ValueError: another number of tokens, or a batch that is not the
+                last one, or was updated before; nothing has changed.
         """
+        if batch is not self._scheduled:
+            raise ValueError(
+                "update needs the batch that schedule returned last, and once"
+            )
         expected = len(batch.sampled)
         if len(token_ids) != expected:
             raise ValueError(f"{len(token_ids)} tokens for {expected} samples")
+        tokens = iter([_token(token_id) for token_id in token_ids])
+        self._scheduled = None
         outputs: list[TokenOutput] = []
-        tokens = iter(token_ids)
         for entry in batch.entries:
             here = not entry.gone
             if here:
@@ -611,6 +624,19 @@ class Scheduler:
                     f"request {name!r} has room for {held} tokens, "
                     f"{sample.num_computed} computed"
                 )
+
+
+def _token(token_id: object) -> int:
+    """Return a token as a plain integer, as numpy's are accepted, too.
+
+    A tensor would never equal a stop token, so it is refused like a float.
+    """
+    if not isinstance(token_id, Integral):
+        raise TypeError(
+            f"tokens must be integers, got {token_id!r} "
+            f"({type(token_id).__name__})"
+        )
+    return int(token_id)
 
 
 def _distinct_computed(state: RequestState) -> int:

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from itertools import pairwise
 
+import numpy as np
 import pytest
+import torch
 from cases.serving import blocks_for
 
 from llm_systems_cookbook.memory import (
@@ -712,6 +714,64 @@ def test_another_number_of_tokens_is_refused_and_changes_nothing(tokens):
         scheduler.update(batch, tokens)
     assert snapshot(scheduler) == before
     assert len(scheduler.update(batch, [1, 2])) == 2
+
+
+@pytest.mark.parametrize(
+    "token", [None, 5.5, 5.0, "5", np.float64(5), torch.tensor(5), [5]]
+)
+def test_a_token_that_is_no_integer_is_refused_and_changes_nothing(token):
+    scheduler = make()
+    scheduler.add(request("a", stop_token_ids=[5]))
+    scheduler.add(request("b"))
+    batch = scheduler.schedule()
+    before = snapshot(scheduler)
+    with pytest.raises(TypeError, match="tokens must be integers, got"):
+        scheduler.update(batch, [5, token])
+    assert snapshot(scheduler) == before
+    outputs = scheduler.update(batch, np.array([5, 6]))
+    assert [(o.token_id, o.reason) for o in outputs] == [
+        (5, "stop"),
+        (6, None),
+    ]
+    assert all(type(o.token_id) is int for o in outputs)
+
+
+def test_a_batch_that_is_not_the_last_is_refused_and_changes_nothing():
+    """Its requests may have lost the memory that it was scheduled for."""
+    scheduler = make(paged(num_blocks=4))
+    for name in "ab":
+        scheduler.add(request(name, 8, 9))
+    first = scheduler.schedule()
+    again = scheduler.schedule()
+    assert again.entries == first.entries
+    with pytest.raises(ValueError, match="schedule returned last, and once"):
+        scheduler.update(first, [1, 2])
+    scheduler.update(again, [1, 2])
+    before = snapshot(scheduler)
+    for batch in (first, again, Batch(100)):
+        with pytest.raises(ValueError, match="schedule returned last"):
+            scheduler.update(batch, [1] * len(batch.sampled))
+        assert snapshot(scheduler) == before
+    batch = scheduler.schedule()
+    assert ids(batch.preempted) == ["b"]
+    scheduler.update(batch, [3])
+    assert scheduler.state("a").live[0].output_token_ids == [1, 3]
+    assert drain(scheduler)[1] == {("a", 0): 7, ("b", 0): 8}
+
+
+def test_a_schedule_that_raises_leaves_no_batch_to_update():
+    memory = paged(num_blocks=2)
+    scheduler = make(memory)
+    scheduler.add(request("a", 4, 4))
+    step(scheduler)
+    batch = scheduler.schedule()
+    memory.release(("a", 0))  # what the batch was promised
+    memory.admit(("a", 0), 4)
+    memory.allocator.allocate(1)
+    with pytest.raises(RuntimeError, match="cannot grow"):
+        scheduler.schedule()
+    with pytest.raises(ValueError, match="schedule returned last"):
+        scheduler.update(batch, [0])
 
 
 def test_each_sample_gets_its_own_token():
