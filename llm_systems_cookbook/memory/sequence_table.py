@@ -128,12 +128,12 @@ class SequenceTable:
                 changed.
         """
         (n,) = require_at_least(0, n=n)
-        if n == 0:
+        if n == 0:  # nothing is written: a shared tail needs no copy
             return []
         copies = []
         needed = self._blocks_for(self.length + n) - len(self.block_ids)
         if self._tail_is_shared(allocator):
-            fresh, *blocks = allocator.allocate(1 + needed)
+            fresh, *blocks = allocator.allocate(1 + needed)  # all or none
             copies.append(self._replace_tail(allocator, fresh))
         else:
             blocks = allocator.allocate(needed)
@@ -166,7 +166,7 @@ class SequenceTable:
             raise ValueError(f"length {length} is outside [0, {self.length}]")
         (length,) = require_at_least(0, length=length)
         given_back = Counter(self.block_ids[self._blocks_for(length) :])
-        for block_id, listed in given_back.items():
+        for block_id, listed in given_back.items():  # before any is freed
             _owners(allocator, block_id, listed)
         while len(self.block_ids) > self._blocks_for(length):
             allocator.free(self.block_ids[-1])
@@ -198,6 +198,8 @@ def fork_sequence(
             blocks that its length needs; nothing has changed.
     """
     child = SequenceTable(parent.block_size, parent.block_ids, parent.length)
+    # A block may be listed twice, or be free: what was not shared must not
+    # be freed when the rest is undone.
     shared: list[int] = []
     try:
         for block_id in child.block_ids:

@@ -403,13 +403,13 @@ class Engine:
             self.on_batch(batch)
         began = self.clock()
         self._move_blocks()
-        batch.drop_gone()
+        batch.drop_aborted()
         tokens, errors = self._compute(batch.entries)
         with interrupts_held():
             failed = [
                 output
                 for entry, error in errors
-                if not entry.gone
+                if not entry.aborted
                 for output in self._fail(entry.request, error)
             ]
             self._ready = failed + self.scheduler.update(batch, tokens)
@@ -434,10 +434,10 @@ class Engine:
 
     def _fail(self, request: Request, error: str) -> list[TokenOutput]:
         name = request.request_id
-        live = self.scheduler.state(name).live
+        unfinished = self.scheduler.state(name).unfinished
         outputs = [
             TokenOutput(name, None, True, "error", sample.index, error)
-            for sample in live
+            for sample in unfinished
         ]
         self.scheduler.abort(name)
         return outputs

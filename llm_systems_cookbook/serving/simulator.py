@@ -168,7 +168,7 @@ class Simulator:
         batch = self.scheduler.schedule()
         if self.on_batch is not None:
             self.on_batch(batch)
-        batch.drop_gone()
+        batch.drop_aborted()
         self.step_seconds = self.clock(batch)
         self.last_batch = batch
         return self.scheduler.update(batch, [0] * len(batch.sampled))

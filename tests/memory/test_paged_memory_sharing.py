@@ -4,16 +4,20 @@ The walk at the end moves real numbers by the pairs that memory returns, and
 compares them with a model that knows no blocks: a list per request.
 """
 
+import inspect
 import random
 
 import numpy as np
 import pytest
 
+from llm_systems_cookbook import validate
 from llm_systems_cookbook.memory import (
     BlockAllocator,
     BlockCopy,
+    MemoryManager,
     PagedMemory,
     ReservedMemory,
+    SharingMemory,
     Usage,
 )
 
@@ -80,13 +84,13 @@ def test_only_paged_memory_says_that_it_shares():
 # --- Looking ---------------------------------------------------------------
 
 
-def test_held_and_block_ids_follow_growth():
+def test_length_and_block_ids_follow_growth():
     memory = paged()
     memory.admit("a", 3)
-    assert memory.held("a") == 3
+    assert memory.length("a") == 3
     assert memory.block_ids("a") == [0]
     memory.grow("a", 2)
-    assert memory.held("a") == 5
+    assert memory.length("a") == 5
     assert memory.block_ids("a") == [0, 1]
     assert memory.request_ids == {"a"}
 
@@ -99,13 +103,13 @@ def test_reserved_memory_lists_the_slots_that_are_used():
     assert memory.block_ids("b") == range(8, 10)
     memory.grow("b")
     assert memory.block_ids("b") == range(8, 11)
-    assert (memory.held("b"), memory.request_ids) == (3, {"a", "b"})
+    assert (memory.length("b"), memory.request_ids) == (3, {"a", "b"})
     memory.assert_consistent()
 
 
 @pytest.mark.parametrize("memory", [paged(), ReservedMemory(32, 8)])
 def test_an_unknown_request_has_nothing_to_look_at(memory):
-    for look in (memory.held, memory.block_ids):
+    for look in (memory.length, memory.block_ids):
         with pytest.raises(KeyError, match="'b'"):
             look("b")
     assert memory.request_ids == set()
@@ -151,6 +155,33 @@ def test_admission_keeps_whole_blocks_free(keep_free, admitted):
     # Four blocks are free, this takes one: 12 slots stay.
     assert memory.admit("b", 4, keep_free=keep_free) is admitted
     assert (snapshot(memory) == before) is not admitted
+
+
+def test_admission_checks_each_number_once(monkeypatch):
+    checked, check = [], validate._count
+
+    def counted(minimum, name, value):
+        checked.append((name, value))
+        return check(minimum, name, value)
+
+    for memory in (paged(), ReservedMemory(32, 16, "pow2")):
+        monkeypatch.setattr(validate, "_count", counted)
+        checked.clear()
+        assert memory.admit("a", 5, 9, keep_free=4)
+        monkeypatch.undo()
+        assert {("num_tokens", 5), ("final_tokens", 9)} <= set(checked)
+        assert len(checked) == len(set(checked)), checked
+
+
+def test_paged_memory_is_what_the_protocols_say():
+    for protocol in (MemoryManager, SharingMemory):
+        for name, method in vars(protocol).items():
+            if inspect.isfunction(method) and not name.startswith("_"):
+                told = inspect.signature(method)
+                for memory in (PagedMemory, ReservedMemory):
+                    if protocol is MemoryManager or memory.shares_blocks:
+                        found = inspect.signature(getattr(memory, name))
+                        assert found.parameters == told.parameters, name
 
 
 def test_a_share_to_keep_free_below_zero_is_refused():
@@ -207,7 +238,7 @@ def test_a_fork_takes_no_block_and_shares_all():
     memory.fork("a", "b")
     assert memory.allocator.free_blocks == free
     assert memory.block_ids("b") == memory.block_ids("a")
-    assert memory.held("b") == 6
+    assert memory.length("b") == 6
     assert refcounts(memory, "a") == [2, 2]
     memory.assert_consistent()
 
@@ -409,7 +440,7 @@ def test_a_swap_in_goes_to_any_free_blocks():
     pairs = memory.swap_in(["a"])
     assert pairs == [BlockCopy(0, 3), BlockCopy(1, 1)]
     assert memory.block_ids("a") == [3, 1]
-    assert memory.held("a") == 6
+    assert memory.length("a") == 6
     assert memory.host.used_blocks == 0
     memory.assert_consistent()
 
@@ -429,7 +460,7 @@ def test_what_is_shared_is_moved_once_and_stays_shared():
     assert len(memory.swap_in(["b", "a"])) == 3
     assert refcounts(memory, "a") == [2, 1]
     assert memory.block_ids("a")[0] == memory.block_ids("b")[0]
-    assert (memory.held("a"), memory.held("b")) == (6, 7)
+    assert (memory.length("a"), memory.length("b")) == (6, 7)
     memory.assert_consistent()
 
 
@@ -516,7 +547,7 @@ def test_swaps_of_the_wrong_requests_are_refused_and_change_nothing():
         (KeyError, "'x' is not", lambda: memory.swap_in(["out", "x"])),
         (ValueError, ">= 0, got -1", lambda: memory.swap_in(["out"], -1)),
         (KeyError, "'out' is swapped", lambda: memory.grow("out")),
-        (KeyError, "'out' is swapped", lambda: memory.held("out")),
+        (KeyError, "'out' is swapped", lambda: memory.length("out")),
         (KeyError, "'out' is swapped", lambda: memory.block_ids("out")),
         (KeyError, "'out' is swapped", lambda: memory.table("out")),
         (ValueError, "'out' is swapped", lambda: memory.admit("out", 1)),
@@ -562,14 +593,14 @@ def test_growth_after_a_swap_in_is_what_growing_takes(seed):
     for name in rng.sample(range(count), rng.randrange(count)):
         memory.release(name)
     lengths = {
-        name: memory.held(name) + rng.choice([0, 1, 1, 5])
+        name: memory.length(name) + rng.choice([0, 1, 1, 5])
         for name in memory.request_ids
     }
     memory.swap_out(lengths)
     growth = memory.growth_after_swap_in(lengths)
     back = len(memory.swap_in(lengths))
     for name in rng.sample(sorted(lengths), len(lengths)):
-        assert memory.grow(name, lengths[name] - memory.held(name))
+        assert memory.grow(name, lengths[name] - memory.length(name))
     assert memory.allocator.used_blocks == back + growth
 
 
@@ -731,7 +762,7 @@ class Walk:
             assert [int(contents[place]) for place in places] == text
             if not away:
                 filled.update(places)
-                assert memory.held(request_id) == len(text)
+                assert memory.length(request_id) == len(text)
         usage = memory.usage()
         assert sum(usage) == memory.capacity
         assert usage.token_states == len(filled)

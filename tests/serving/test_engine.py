@@ -1086,6 +1086,14 @@ def test_generate_returns_a_text_for_each_prompt_in_order():
     assert_whole(engine)
 
 
+def test_generate_asks_once_whether_a_request_is_admissible(monkeypatch):
+    engine = Setup().make_engine()
+    asked = counted_calls(monkeypatch, engine.scheduler.memory, "fits")
+    suitable = counted_calls(monkeypatch, engine, "_require_suitable")
+    engine.generate(PROMPTS, 1)
+    assert len(asked) == len(suitable) == len(PROMPTS)
+
+
 def test_generate_takes_the_options_of_a_request():
     engine = Setup().make_engine()
     options = {"temperature": 1.0, "seed": 4}

@@ -62,7 +62,7 @@ def snapshot(scheduler):
         [
             (s.sequence_id, s.num_computed, s.num_scheduled, s.num_tokens)
             for state in scheduler._states.values()
-            for s in state.live
+            for s in state.unfinished
         ],
         vars(scheduler.counts).copy(),
         (free, tables, memory.usage(), memory.request_ids),
@@ -514,7 +514,7 @@ def test_a_shared_prompt_counts_once_among_recomputed_tokens():
     scheduler.add(request("a", 4, 9))
     scheduler.add(request("b", 6, 6, num_samples=2))
     while not scheduler.counts.preemptions:
-        before = [s.num_computed for s in scheduler.state("b").live]
+        before = [s.num_computed for s in scheduler.state("b").unfinished]
         step(scheduler)
     assert scheduler.counts.recomputed_tokens == 6 + sum(n - 6 for n in before)
 
@@ -755,7 +755,7 @@ def test_a_batch_that_is_not_the_last_is_refused_and_changes_nothing():
     batch = scheduler.schedule()
     assert ids(batch.preempted) == ["b"]
     scheduler.update(batch, [3])
-    assert scheduler.state("a").live[0].output_token_ids == [1, 3]
+    assert scheduler.state("a").unfinished[0].output_token_ids == [1, 3]
     assert drain(scheduler)[1] == {("a", 0): 7, ("b", 0): 8}
 
 
@@ -785,7 +785,7 @@ def test_each_sample_gets_its_own_token():
         ("a", 1, 8),
         ("b", 0, 9),
     ]
-    assert scheduler.state("a").live[1].output_token_ids == [8]
+    assert scheduler.state("a").unfinished[1].output_token_ids == [8]
 
 
 # --- Abort -----------------------------------------------------------------
@@ -801,7 +801,7 @@ def at_mid_chunk(scheduler):
     at_queued(scheduler)
     step(scheduler)
     step(scheduler)
-    assert 0 < scheduler.state("x").live[0].num_computed < 8
+    assert 0 < scheduler.state("x").unfinished[0].num_computed < 8
 
 
 def at_running(scheduler):
@@ -965,13 +965,13 @@ def mislabel(scheduler):
 
 
 def compute_too_much(scheduler):
-    scheduler.running[0].live[0].num_computed = 99
+    scheduler.running[0].unfinished[0].num_computed = 99
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (leak_memory, "held without running.*ghost"),
+        (leak_memory, "memory without running.*ghost"),
         (lose_memory, r"running without memory.*'a'"),
         (queue_twice, "two queues"),
         (forget, "queues are not the unfinished"),
@@ -1103,7 +1103,7 @@ def check_batch(scheduler, batch, running):
     assert not served & set(gone)
     assert served <= set(running) | set(started)
     for entry in batch.entries:
-        held = scheduler.memory.held(entry.sample.sequence_id)
+        held = scheduler.memory.length(entry.sample.sequence_id)
         assert entry.end <= held, "what is computed has room"
 
 
@@ -1134,7 +1134,7 @@ def test_a_preempted_group_needs_seats_for_its_live_samples_only():
         Request("a", range(8), 12, num_samples=2, stop_token_ids=[7])
     )
     scheduler.update(scheduler.schedule(), [0, 7, 0])
-    assert len(scheduler.state("a").live) == 1
+    assert len(scheduler.state("a").unfinished) == 1
     while not scheduler.preempted:
         step(scheduler)
     assert drain(scheduler)[1]["a", 1] > 0
