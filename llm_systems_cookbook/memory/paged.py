@@ -156,7 +156,8 @@ class PagedMemory:
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies to make before the next write, and forget them.
 
-        Those of a request that has left the pool since are not among them.
+        Copies for a request that has left the pool meanwhile are not needed
+        any more, and not among them.
         """
         copies = list(self._copies.values())
         self._copies.clear()

@@ -187,15 +187,15 @@ def fork_sequence(
 ) -> SequenceTable:
     """Return a second sequence that shares every block of the first.
 
-    Takes no block and copies nothing: the first append to a shared tail does
-    (lazy copy-on-write). Whoever writes last owns the block alone by then,
-    and writes in place.
+    Takes no block and copies nothing: a shared tail is copied when one of its
+    owners appends to it (lazy copy-on-write). The last owner has the block
+    alone, and writes in place.
 
     Source: section 4.4 of Kwon et al., SOSP 2023, and Fig. 8.
 
     Raises:
-        ValueError: a block of the parent is free, or the parent has not the
-            blocks that its length needs; nothing has changed.
+        ValueError: a block of the parent is free, or the parent does not have
+            the blocks that its length needs; nothing has changed.
     """
     child = SequenceTable(parent.block_size, parent.block_ids, parent.length)
     # A block may be listed twice, or be free: what was not shared must not

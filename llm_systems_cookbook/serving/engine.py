@@ -6,8 +6,8 @@ update. What a layer computes, and which blocks are free, is not known here.
 What may differ between two runs of one request: in another batch, a matrix
 product may add in another order, so logits differ in their last bits. With
 float64 a differing token would take two logits that agree to about 15 digits;
-the tests compare token for token. With float32 it takes 7 digits, which a long
-enough text may meet.
+the tests compare token for token. With float32 about 7 digits are enough, and
+a long text may come upon two such logits.
 """
 
 import itertools
@@ -380,9 +380,9 @@ class Engine:
         logits are NaN. When each entry works alone, the model fails on
         batches: a RuntimeWarning says so once, as every step takes longer.
 
-        An interrupt waits while memory and requests change together. One that
-        comes before the tokens are taken has the step done again by the next
-        call; after one that comes later, the next call returns the tokens.
+        Ctrl-C waits while memory and requests change together. If it comes
+        before the tokens are taken, the next call does the step again. If it
+        comes later, the next call returns the tokens that were computed.
 
         Raises:
             RuntimeError: called from within a step, by `on_batch` or by the

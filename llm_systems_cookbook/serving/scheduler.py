@@ -154,7 +154,7 @@ class Scheduler:
     section 4 of Agrawal et al., OSDI 2024 (Sarathi-Serve).
 
     Args:
-        memory: any memory manager, used by nobody else.
+        memory: any memory manager; nothing else may use it.
         max_num_seqs: samples that run at once, at least 1.
         max_num_batched_tokens: tokens computed in a step, at least 1. Longer
             prompts are computed in chunks.
@@ -253,7 +253,7 @@ class Scheduler:
             )
 
     def _starts_forked(self, request: Request) -> bool:
-        """Tell whether no sample waits for another's prompt."""
+        """Tell whether each sample computes the prompt itself."""
         return request.num_samples == 1 or not self.memory.shares_blocks
 
     # --- A step ------------------------------------------------------------
@@ -460,7 +460,8 @@ class Scheduler:
         """Return the slots that admission must leave free."""
         if not self.running:
             return 0  # it fits alone, so it must not wait
-        # Rounded: 7 % of 100 slots are 7, and not a little more.
+        # Rounded first: as floats, 7 % of 100 slots are a little more than 7,
+        # and would become 8.
         share = round(self.watermark * self.memory.capacity, 6)
         return math.ceil(share) + growth
 
