@@ -1,7 +1,11 @@
 """Where a token lives, in integers: which block, which slot. No tensors."""
 
 from llm_systems_cookbook.memory.allocator import BlockAllocator, OutOfBlocks
-from llm_systems_cookbook.memory.manager import MemoryManager, Usage
+from llm_systems_cookbook.memory.manager import (
+    MemoryManager,
+    SharingMemory,
+    Usage,
+)
 from llm_systems_cookbook.memory.paged import PagedMemory
 from llm_systems_cookbook.memory.reservation import (
     BuddyRegions,
@@ -37,6 +41,7 @@ __all__ = [
     "PagedMemory",
     "ReservedMemory",
     "SequenceTable",
+    "SharingMemory",
     "Usage",
     "Waste",
     "expected_waste",

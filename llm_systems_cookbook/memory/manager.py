@@ -5,9 +5,10 @@ question: is there room? Memory that reserves answers it once, at admission.
 Paged memory answers it again for every block.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
+from llm_systems_cookbook.memory.sequence_table import BlockCopy
 from llm_systems_cookbook.validate import require_at_least
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class MemoryManager(Protocol):
     """Slots that are handed out together."""
 
     shares_blocks: bool
-    """Whether requests can share; else there is no `fork`, no `swap_out`."""
+    """Whether requests can share blocks: then it is a `SharingMemory`."""
 
     @property
     def capacity(self) -> int:
@@ -75,7 +76,7 @@ class MemoryManager(Protocol):
     def request_ids(self) -> set[Hashable]:
         """Requests that hold memory."""
 
-    def held(self, request_id: Hashable) -> int:
+    def length(self, request_id: Hashable) -> int:
         """Return for how many tokens a request has room."""
 
     def block_ids(self, request_id: Hashable) -> list[int] | range:
@@ -88,17 +89,40 @@ class MemoryManager(Protocol):
         """Check that what is in use is what requests hold."""
 
 
+class SharingMemory(MemoryManager, Protocol):
+    """What a scheduler asks besides, where `shares_blocks` is true.
+
+    Samples of a request then share its prompt, and whoever is preempted may
+    be moved to the host instead of being computed again.
+    """
+
+    def fork(self, request_id: Hashable, new_id: Hashable) -> None:
+        """Let a new request share all blocks of another; takes none."""
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Return the copies to make before the next write, and forget them."""
+
+    def swap_out(
+        self, request_ids: Iterable[Hashable]
+    ) -> list[BlockCopy] | None:
+        """Move requests to the host; None when it has too little room."""
+
+    def swap_in(
+        self, request_ids: Iterable[Hashable], keep_free: int = 0
+    ) -> list[BlockCopy] | None:
+        """Move requests back; None when too few blocks are free."""
+
+    def growth_after_swap_in(self, lengths: Mapping[Hashable, int]) -> int:
+        """Return the blocks that requests take once they are back."""
+
+
 # --- What every memory checks ------------------------------------------------
 
 
-def check_new(
-    known: Mapping[Hashable, object],
-    request_id: Hashable,
-    num_tokens: int,
-    final_tokens: int | None,
+def checked_lengths(
+    num_tokens: int, final_tokens: int | None
 ) -> tuple[int, int | None]:
-    """Return the lengths as integers; refuse an id in use, a wrong order."""
-    require_unknown(known, request_id)
+    """Return the lengths as integers; refuse a wrong order."""
     (num_tokens,) = require_at_least(1, num_tokens=num_tokens)
     if final_tokens is not None:
         (final_tokens,) = require_at_least(

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from llm_systems_cookbook.memory.allocator import BlockAllocator, OutOfBlocks
 from llm_systems_cookbook.memory.manager import (
     Usage,
-    check_new,
+    checked_lengths,
     get_known,
     require_unknown,
 )
@@ -15,7 +15,7 @@ from llm_systems_cookbook.memory.sequence_table import (
     SequenceTable,
     fork_sequence,
 )
-from llm_systems_cookbook.validate import require_at_least
+from llm_systems_cookbook.validate import cdiv, require_at_least
 
 
 class PagedMemory:
@@ -78,10 +78,11 @@ class PagedMemory:
             1, num_tokens=num_tokens, samples=samples
         )
         (shared_tokens,) = require_at_least(0, shared_tokens=shared_tokens)
-        each = self.allocator.blocks_needed(num_tokens)
+        each = cdiv(num_tokens, self.block_size)
+        # Rounded down: a partly filled block is copied by each but the last.
         shared = min(shared_tokens // self.block_size, each)
         if num_tokens <= shared_tokens:
-            shared = each  # no sample ever writes
+            shared = each  # no sample ever writes, so nothing is copied
         needed = shared + samples * (each - shared)
         return needed <= self.allocator.num_blocks
 
@@ -105,25 +106,28 @@ class PagedMemory:
                 below 0.
         """
         self._require_new(request_id)
-        num_tokens, final_tokens = check_new(
-            self._tables, request_id, num_tokens, final_tokens
-        )
-        table = SequenceTable(self.block_size)
-        needed = self.allocator.blocks_needed(num_tokens)
-        if not self._leaves(needed, keep_free):
+        num_tokens, final_tokens = checked_lengths(num_tokens, final_tokens)
+        needed = cdiv(num_tokens, self.block_size)
+        if not self._has_room(needed, keep_free):
             return False
-        table.extend(self.allocator, num_tokens)
+        # Filled here, not by `extend`, which would check the length again.
+        table = SequenceTable(self.block_size)
+        table.block_ids = self.allocator.allocate(needed)
+        table.length = num_tokens
         self._tables[request_id] = table
         self._finals[request_id] = final_tokens
         return True
 
     def _require_new(self, request_id: Hashable) -> None:
+        require_unknown(self._tables, request_id)
+        # On the host it keeps its name: two of one name could not come back.
         if request_id in self._host_tables:
             raise ValueError(f"request {request_id!r} is swapped out")
 
-    def _leaves(self, needed: int, keep_free: int) -> bool:
+    def _has_room(self, needed: int, keep_free: int) -> bool:
         """Tell whether enough blocks stay free when so many are taken."""
-        kept = self.allocator.blocks_needed(keep_free)
+        (keep_free,) = require_at_least(0, keep_free=keep_free)
+        kept = cdiv(keep_free, self.block_size)
         return needed + kept <= self.allocator.free_blocks
 
     def grow(self, request_id: Hashable, num_tokens: int = 1) -> bool:
@@ -135,7 +139,8 @@ class PagedMemory:
         """
         table = self.table(request_id)
         try:
-            # Every decode step: take the short way.
+            # Every decode step comes here: take the short way. A numpy 1, or
+            # True, takes the other one, which checks it.
             if isinstance(num_tokens, int) and num_tokens == 1:
                 copy = table.append(self.allocator)
                 copies = [] if copy is None else [copy]
@@ -143,14 +148,16 @@ class PagedMemory:
                 copies = table.extend(self.allocator, num_tokens)
         except OutOfBlocks:
             return False
-        # The destination is this request's alone until the copy is made.
+        # By destination: it is this request's alone until the copy is made,
+        # while several may copy from one source.
         self._copies |= {copy.destination: copy for copy in copies}
         return True
 
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies to make before the next write, and forget them.
 
-        Those of a request that has left the pool since are not among them.
+        Copies for a request that has left the pool meanwhile are not needed
+        any more, and not among them.
         """
         copies = list(self._copies.values())
         self._copies.clear()
@@ -165,12 +172,13 @@ class PagedMemory:
                 waits for its copy.
         """
         parent = self.table(request_id)
+        # The child would share the destination, and the copy would be
+        # forgotten as soon as either of the two leaves.
         if not self._copies.keys().isdisjoint(parent.block_ids):
             raise ValueError(
                 f"request {request_id!r} has a copy to make: take_copies first"
             )
         self._require_new(new_id)
-        require_unknown(self._tables, new_id)
         self._tables[new_id] = fork_sequence(parent, self.allocator)
         self._finals[new_id] = self._finals[request_id]
 
@@ -185,7 +193,7 @@ class PagedMemory:
         else:
             table = self.table(request_id)
             del self._tables[request_id]
-            self._leave(table)
+            self._give_back(table)
         del self._finals[request_id]
 
     def swap_out(
@@ -202,6 +210,7 @@ class PagedMemory:
         Raises:
             KeyError: unknown request, or one that is swapped out already.
         """
+        # All names are looked up first: an unknown one must move nobody.
         tables = {i: self.table(i) for i in request_ids}
         if self.host is None or _distinct(tables) > self.host.free_blocks:
             return None
@@ -211,18 +220,23 @@ class PagedMemory:
                 tables, self._tables, self._host_tables, self.host
             )
         ]
+        # Last: until here a promised copy says where the contents are.
         for table in tables.values():
-            self._leave(table)
+            self._give_back(table)
         return pairs
 
-    def _leave(self, table: SequenceTable) -> None:
+    def _give_back(self, table: SequenceTable) -> None:
         """Give back a table's blocks, and forget the copies into them."""
+        # Made later, such a copy would overwrite the block's next owner.
         for block_id in table.block_ids if self._copies else ():
             self._copies.pop(block_id, None)
         table.free(self.allocator)
 
     def _filled_by(self, block_id: int) -> int:
-        """Return where a block's contents are while a copy is promised."""
+        """Return where a block's contents are while a copy is promised.
+
+        Swaps are made before copies, so the destination is still empty.
+        """
         copy = self._copies.get(block_id)
         return block_id if copy is None else copy.source
 
@@ -243,12 +257,38 @@ class PagedMemory:
             ValueError: keep_free below 0.
         """
         tables = {i: self._swapped(i) for i in request_ids}
-        if not self._leaves(_distinct(tables), keep_free):
+        if not self._has_room(_distinct(tables), keep_free):
             return None
         pairs = _move(tables, self._host_tables, self._tables, self.allocator)
         for table in tables.values():
             table.free(self.host)
         return pairs
+
+    def growth_after_swap_in(self, lengths: Mapping[Hashable, int]) -> int:
+        """Return the blocks that requests take once they are back.
+
+        Beyond those that `swap_in` takes: for more tokens, and for copies of
+        shared tails that are written.
+
+        Args:
+            lengths: tokens that each request is to hold, by the ids of
+                requests that are swapped out together.
+
+        Raises:
+            KeyError: a request that is not swapped out.
+        """
+        tables = {i: self._swapped(i) for i in lengths}
+        owners = Counter(b for t in tables.values() for b in t.block_ids)
+        writers: Counter[int] = Counter()
+        blocks = 0
+        for request_id, table in tables.items():
+            length = max(lengths[request_id], table.length)
+            blocks += cdiv(length, self.block_size) - len(table.block_ids)
+            if table.length < min(length, table.capacity):
+                writers[table.block_ids[-1]] += 1
+        # The last one to own a shared tail writes in place: no copy.
+        copies = [min(n, owners[tail] - 1) for tail, n in writers.items()]
+        return blocks + sum(copies)
 
     def _swapped(self, request_id: Hashable) -> SequenceTable:
         if request_id not in self._host_tables:
@@ -266,6 +306,7 @@ class PagedMemory:
         Raises:
             KeyError: unknown request, or one that is swapped out.
         """
+        # One look-up: every token of every sequence comes through here.
         table = self._tables.get(request_id)
         if table is not None:
             return table
@@ -273,7 +314,7 @@ class PagedMemory:
             raise KeyError(f"request {request_id!r} is swapped out")
         return get_known(self._tables, request_id)  # for its error
 
-    def held(self, request_id: Hashable) -> int:
+    def length(self, request_id: Hashable) -> int:
         """Return for how many tokens a request has room.
 
         Raises:
@@ -320,10 +361,11 @@ class PagedMemory:
             reserved += end - table.length
             internal += table.capacity - end
             blocks += len(table.block_ids)
+        # More listed than used: some are shared, and were counted twice.
         if blocks != self.allocator.used_blocks:
             return self._usage_of_shared()
-        held = token_states + reserved + internal
-        return Usage(token_states, reserved, internal, self.capacity - held)
+        taken = token_states + reserved + internal
+        return Usage(token_states, reserved, internal, self.capacity - taken)
 
     def _end(self, request_id: Hashable, table: SequenceTable) -> int:
         """Return how much of its blocks a request may still fill."""
@@ -339,15 +381,15 @@ class PagedMemory:
             end = self._end(request_id, table)
             for i, block_id in enumerate(table.block_ids):
                 before = i * self.block_size
+                # Sharers may differ in length: the longest says how full.
                 here = min(self.block_size, table.length - before)
                 filled[block_id] = max(filled[block_id], here)
                 here = min(self.block_size, end - before)
                 ends[block_id] = max(ends[block_id], here)
         token_states, end = filled.total(), ends.total()
-        held = self.allocator.used_blocks * self.block_size
-        return Usage(
-            token_states, end - token_states, held - end, self.capacity - held
-        )
+        taken = self.allocator.used_blocks * self.block_size
+        external = self.capacity - taken
+        return Usage(token_states, end - token_states, taken - end, external)
 
 
 def _distinct(tables: Mapping[Hashable, SequenceTable]) -> int:

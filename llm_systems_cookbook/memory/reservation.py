@@ -62,6 +62,8 @@ class BuddyRegions:
         self.num_slots = num_slots
         self._free: dict[int, set[int]] = {}
         self._used: dict[int, int] = {}
+        # Largest first, so that each region starts at a multiple of its size:
+        # only then is the buddy's start one flipped bit away.
         start = 0
         for bit in reversed(range(num_slots.bit_length())):
             size = 1 << bit
@@ -108,6 +110,7 @@ class BuddyRegions:
         found = wanted
         while not self._free[found]:
             found *= 2
+        # The lowest: any other order would make runs differ by hash.
         start = min(self._free[found])
         self._free[found].remove(start)
         while found > wanted:
@@ -125,6 +128,7 @@ class BuddyRegions:
         """
         if start not in self._used:
             raise ValueError(f"no region in use starts at slot {start}")
+        # 4.0 is found under 4, and could not be combined with a size below.
         (start,) = require_at_least(0, start=start)
         size = self._used.pop(start)
         while start ^ size in self._free[size]:
@@ -216,6 +220,7 @@ class FirstFitRegions:
             raise ValueError(f"no region in use starts at slot {start}")
         (start,) = require_at_least(0, start=start)
         size = self._used.pop(start)
+        # The right hole first: to take the left one out would shift it.
         i = bisect.bisect(self._holes, (start, 0))
         if i < len(self._holes) and self._holes[i][0] == start + size:
             size += self._holes.pop(i)[1]

@@ -6,8 +6,9 @@ from typing import Literal
 
 from llm_systems_cookbook.memory.manager import (
     Usage,
-    check_new,
+    checked_lengths,
     get_known,
+    require_unknown,
 )
 from llm_systems_cookbook.memory.reservation import (
     BuddyRegions,
@@ -22,7 +23,7 @@ from llm_systems_cookbook.validate import require_at_least
 class _Reservation:
     start: int
     size: int
-    held: int
+    length: int
     final: int | None
 
 
@@ -95,10 +96,13 @@ class ReservedMemory:
         if num_tokens > self.max_tokens:
             return False
         if prompt == 0:
+            # Not known: a promise must hold for every prompt.
             prompt = _least_favourable_prompt(num_tokens)
         size = self._size(min(prompt, num_tokens), num_tokens)
         if samples == 1:
             return self.regions.ever_fits(size)
+        # Tried on an empty pool: buddies are aligned, so how many regions
+        # fit beside each other is more than a division.
         empty = type(self.regions)(self.capacity)
         try:
             for _ in range(samples):
@@ -126,9 +130,8 @@ class ReservedMemory:
             ValueError: the id is in use, lengths out of order or above
                 max_tokens, or a final length missing.
         """
-        num_tokens, final_tokens = check_new(
-            self._reservations, request_id, num_tokens, final_tokens
-        )
+        require_unknown(self._reservations, request_id)
+        num_tokens, final_tokens = checked_lengths(num_tokens, final_tokens)
         size = self._size(num_tokens, final_tokens)
         try:
             start = self.regions.allocate(size)
@@ -151,6 +154,7 @@ class ReservedMemory:
             return final_tokens
         # The last sampled token is never written: output = written + 1.
         output = final_tokens - num_tokens + 1
+        # Only the output is rounded: the prompt's length is known.
         rounded = num_tokens + round_up_to_power_of_two(output)
         return min(rounded, self.max_tokens)
 
@@ -163,13 +167,15 @@ class ReservedMemory:
         """
         (num_tokens,) = require_at_least(0, num_tokens=num_tokens)
         reservation = get_known(self._reservations, request_id)
-        held = reservation.held + num_tokens
-        if held > reservation.size:
+        length = reservation.length + num_tokens
+        # An error and not False: the caller broke its promise, and nobody
+        # who is preempted would make this region larger.
+        if length > reservation.size:
             raise ValueError(
-                f"request {request_id!r}: {held} tokens in a reservation "
+                f"request {request_id!r}: {length} tokens in a reservation "
                 f"of {reservation.size}"
             )
-        reservation.held = held
+        reservation.length = length
         return True
 
     def release(self, request_id: Hashable) -> None:
@@ -186,13 +192,13 @@ class ReservedMemory:
         """Requests that hold memory."""
         return set(self._reservations)
 
-    def held(self, request_id: Hashable) -> int:
+    def length(self, request_id: Hashable) -> int:
         """Return how many tokens of its region a request uses.
 
         Raises:
             KeyError: unknown request.
         """
-        return get_known(self._reservations, request_id).held
+        return get_known(self._reservations, request_id).length
 
     def block_ids(self, request_id: Hashable) -> range:
         """Return the slots that a request uses: blocks of one token each.
@@ -201,7 +207,7 @@ class ReservedMemory:
             KeyError: unknown request.
         """
         region = get_known(self._reservations, request_id)
-        return range(region.start, region.start + region.held)
+        return range(region.start, region.start + region.length)
 
     def assert_consistent(self) -> None:
         """Check the pool, and that each region in use is a request's.
@@ -213,7 +219,9 @@ class ReservedMemory:
         ours = sorted(r.start for r in self._reservations.values())
         used = sorted(self.regions.used_starts)
         if ours != used:
-            raise AssertionError(f"regions {used} are in use, held: {ours}")
+            raise AssertionError(
+                f"regions {used} are in use, those of requests: {ours}"
+            )
 
     def usage(self) -> Usage:
         """Return where the pool's slots are now.
@@ -224,11 +232,13 @@ class ReservedMemory:
         token_states = reserved = internal = 0
         for region in self._reservations.values():
             final = region.size if region.final is None else region.final
-            token_states += region.held
-            reserved += max(final, region.held) - region.held
-            internal += region.size - max(final, region.held)
-        held = token_states + reserved + internal
-        return Usage(token_states, reserved, internal, self.capacity - held)
+            # A request may go past the end it announced, up to its region's.
+            final = max(final, region.length)
+            token_states += region.length
+            reserved += final - region.length
+            internal += region.size - final
+        taken = token_states + reserved + internal
+        return Usage(token_states, reserved, internal, self.capacity - taken)
 
 
 def _least_favourable_prompt(num_tokens: int) -> int:

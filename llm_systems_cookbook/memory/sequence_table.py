@@ -128,12 +128,12 @@ class SequenceTable:
                 changed.
         """
         (n,) = require_at_least(0, n=n)
-        if n == 0:
+        if n == 0:  # nothing is written: a shared tail needs no copy
             return []
         copies = []
         needed = self._blocks_for(self.length + n) - len(self.block_ids)
         if self._tail_is_shared(allocator):
-            fresh, *blocks = allocator.allocate(1 + needed)
+            fresh, *blocks = allocator.allocate(1 + needed)  # all or none
             copies.append(self._replace_tail(allocator, fresh))
         else:
             blocks = allocator.allocate(needed)
@@ -166,7 +166,7 @@ class SequenceTable:
             raise ValueError(f"length {length} is outside [0, {self.length}]")
         (length,) = require_at_least(0, length=length)
         given_back = Counter(self.block_ids[self._blocks_for(length) :])
-        for block_id, listed in given_back.items():
+        for block_id, listed in given_back.items():  # before any is freed
             _owners(allocator, block_id, listed)
         while len(self.block_ids) > self._blocks_for(length):
             allocator.free(self.block_ids[-1])
@@ -187,17 +187,19 @@ def fork_sequence(
 ) -> SequenceTable:
     """Return a second sequence that shares every block of the first.
 
-    Takes no block and copies nothing: the first append to a shared tail does
-    (lazy copy-on-write). Whoever writes last owns the block alone by then,
-    and writes in place.
+    Takes no block and copies nothing: a shared tail is copied when one of its
+    owners appends to it (lazy copy-on-write). The last owner has the block
+    alone, and writes in place.
 
     Source: section 4.4 of Kwon et al., SOSP 2023, and Fig. 8.
 
     Raises:
-        ValueError: a block of the parent is free, or the parent has not the
-            blocks that its length needs; nothing has changed.
+        ValueError: a block of the parent is free, or the parent does not have
+            the blocks that its length needs; nothing has changed.
     """
     child = SequenceTable(parent.block_size, parent.block_ids, parent.length)
+    # A block may be listed twice, or be free: what was not shared must not
+    # be freed when the rest is undone.
     shared: list[int] = []
     try:
         for block_id in child.block_ids:

@@ -43,17 +43,17 @@ def snapshot_waste(reserved_slots: ArrayLike, lengths: ArrayLike) -> float:
         ValueError: no sequences, other shapes, or a sequence that holds
             more tokens than it has reserved.
     """
-    reserved, held = require_each(
+    reserved, lengths = require_each(
         0, reserved_slots=reserved_slots, lengths=lengths
     )
-    if reserved.shape != held.shape or held.ndim != 1 or held.size == 0:
+    shape = reserved.shape
+    if shape != lengths.shape or len(shape) != 1 or lengths.size == 0:
         raise ValueError(
-            f"shapes {reserved.shape} and {held.shape}: need two equal [n], "
-            f"n >= 1"
+            f"shapes {shape} and {lengths.shape}: need two equal [n], n >= 1"
         )
-    if (held > reserved).any() or reserved.sum() == 0:
+    if (lengths > reserved).any() or reserved.sum() == 0:
         raise ValueError("lengths must be in [0, reserved_slots]")
-    return float(1 - held.sum() / reserved.sum())
+    return float(1 - lengths.sum() / reserved.sum())
 
 
 def whole_blocks(lengths: ArrayLike, block_size: int) -> np.ndarray:
@@ -184,7 +184,7 @@ class Sequence:
     """A request as memory sees it: how many tokens it holds and will hold."""
 
     request_id: int
-    held: int
+    length: int
     final: int
 
 
@@ -221,6 +221,7 @@ def time_weighted(
     """
     if num_steps is not None:
         require_at_least(0, num_steps=num_steps)
+    # What others have is never released here: we might wait for it for ever.
     if memory.usage().external < memory.capacity:
         raise ValueError(f"the memory is in use: {memory.usage()}")
     arrivals = iter(_as_sequences(lengths))
@@ -240,7 +241,7 @@ def time_weighted(
         seen.finished += _release_finished(memory, running)
         for newest in _grow(memory, running):
             seen.preemptions += 1
-            seen.recomputed_tokens += newest.held
+            seen.recomputed_tokens += newest.length
             waiting.appendleft(newest)
     return seen
 
@@ -251,14 +252,14 @@ def _admit(memory: MemoryManager, sequence: Sequence) -> bool:
             f"request {sequence.request_id}: {sequence.final} tokens can "
             f"never fit in {memory.capacity} slots"
         )
-    return memory.admit(sequence.request_id, sequence.held, sequence.final)
+    return memory.admit(sequence.request_id, sequence.length, sequence.final)
 
 
 def _release_finished(memory: MemoryManager, running: list[Sequence]) -> int:
-    finished = [s for s in running if s.held == s.final]
+    finished = [s for s in running if s.length == s.final]
     for sequence in finished:
         memory.release(sequence.request_id)
-    running[:] = [s for s in running if s.held < s.final]
+    running[:] = [s for s in running if s.length < s.final]
     return len(finished)
 
 
@@ -269,9 +270,10 @@ def _grow(memory: MemoryManager, running: list[Sequence]) -> list[Sequence]:
     """
     preempted = []
     grown = 0
+    # By index: the list gets shorter at its end while we go through it.
     while grown < len(running):
         if memory.grow(running[grown].request_id):
-            running[grown].held += 1
+            running[grown].length += 1
             grown += 1
         else:
             preempted.append(running.pop())

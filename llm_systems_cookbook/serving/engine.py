@@ -6,12 +6,13 @@ update. What a layer computes, and which blocks are free, is not known here.
 What may differ between two runs of one request: in another batch, a matrix
 product may add in another order, so logits differ in their last bits. With
 float64 a differing token would take two logits that agree to about 15 digits;
-the tests compare token for token. With float32 it takes 7 digits, which a long
-enough text may meet.
+the tests compare token for token. With float32 about 7 digits are enough, and
+a long text may come upon two such logits.
 """
 
 import itertools
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from llm_systems_cookbook.attention import (
 from llm_systems_cookbook.attention.inputs import FP8
 from llm_systems_cookbook.memory import BlockCopy
 from llm_systems_cookbook.models import Attention
+from llm_systems_cookbook.serving.guard import Guard, one_step, one_thread
 from llm_systems_cookbook.serving.interrupts import (
     interrupt_behind,
     interrupts_held,
@@ -124,6 +126,11 @@ class Engine:
     scheduler goes with a `PagedKVCache`, `ReservedMemory` with a
     `ContiguousKVCache`.
 
+    An engine is for one thread at a time. A call from another thread, while
+    one is running, raises RuntimeError at once and changes nothing. A server
+    of many threads puts requests into a queue, which the thread that steps
+    empties between two steps. `on_batch` and the model may add and abort.
+
     Args:
         model: see `Model`.
         scheduler: decides; its memory has as many slots as the cache.
@@ -168,9 +175,11 @@ class Engine:
         self._known: set[Hashable] = set()
         self._first_free = 0  # a number that is no request's id
         self._moves: deque[tuple[Move, list[BlockCopy]]] = deque()
-        self._ready: list[TokenOutput] = []  # nobody has been told of them
-        self._is_stepping = False
+        # Outputs of a step that an interrupt kept from being returned.
+        self._ready: list[TokenOutput] = []
+        self._guard = Guard()
         self._is_generating = False
+        self._has_warned = False  # that the model fails on batches alone
 
     def _chosen(self, backend: str | Backend) -> Backend | None:
         """Return what attends through block tables; None for a region."""
@@ -192,6 +201,7 @@ class Engine:
 
     # --- Requests ----------------------------------------------------------
 
+    @one_thread
     def add_request(
         self,
         prompt_token_ids: Sequence[int],
@@ -227,6 +237,7 @@ class Engine:
         free = (number for number in numbers if number not in self._known)
         return list(itertools.islice(free, count))
 
+    @one_thread
     def add(self, request: Request) -> None:
         """Queue a request.
 
@@ -240,13 +251,15 @@ class Engine:
                 f"request {request.request_id!r} comes while generate is "
                 f"running: use add and step"
             )
-        self._require_suitable(request)
         with interrupts_held():
-            self._queue(request)
+            self._queue([request])
 
-    def _queue(self, request: Request) -> None:
-        self.scheduler.add(request)
-        self._known.add(request.request_id)
+    def _queue(self, requests: list[Request]) -> None:
+        """Queue all, or none when one of them is refused."""
+        for request in requests:
+            self._require_suitable(request)
+        self.scheduler.add(*requests)
+        self._known.update(request.request_id for request in requests)
         while self._first_free in self._known:
             self._first_free += 1
 
@@ -272,6 +285,7 @@ class Engine:
                         f"{token_id}, outside [0, {self.model.vocab_size})"
                     )
 
+    @one_thread
     def abort(self, request_id: Hashable) -> None:
         """Take a request away; it has no more outputs.
 
@@ -290,6 +304,7 @@ class Engine:
                 if output.request_id != request_id
             ]
 
+    @one_thread
     def generate(
         self,
         prompts: Iterable[Sequence[int]],
@@ -329,14 +344,10 @@ class Engine:
             Request(name, prompt, max_new_tokens, **options)
             for name, prompt in zip(names, prompts, strict=True)
         ]
-        for request in requests:
-            self._require_suitable(request)
-            self.scheduler.require_admissible(request)
         texts: dict[Hashable, list[int]] = {name: [] for name in names}
         try:
             with interrupts_held():
-                for request in requests:
-                    self._queue(request)
+                self._queue(requests)
                 self._is_generating = True
             self._drain(texts)
         finally:  # after an interrupt, too, there is nothing left to do
@@ -359,31 +370,28 @@ class Engine:
 
     # --- A step ------------------------------------------------------------
 
+    @one_step
     def step(self) -> list[TokenOutput]:
         """Compute the next step; return its tokens, and what has failed.
 
-        A model that raises is run again with each entry alone, to find out
-        whose fault it is: that request ends with the reason "error", the
-        others go on. So does a request whose logits are NaN.
+        A model that raises, or returns what is no logits, is run again with
+        each entry alone, to find out whose fault it is: that request ends
+        with the reason "error", the others go on. So does a request whose
+        logits are NaN. When each entry works alone, the model fails on
+        batches: a RuntimeWarning says so once, as every step takes longer.
 
-        An interrupt waits while memory and requests change together. One that
-        comes before the tokens are taken has the step done again by the next
-        call; after one that comes later, the next call returns the tokens.
+        Ctrl-C waits while memory and requests change together. If it comes
+        before the tokens are taken, the next call does the step again. If it
+        comes later, the next call returns the tokens that were computed.
 
         Raises:
             RuntimeError: called from within a step, by `on_batch` or by the
                 model; or see `Scheduler.schedule`.
         """
-        if self._is_stepping:
-            raise RuntimeError("a step is running already")
-        try:
-            self._is_stepping = True
-            if not self._ready:
-                self._step()
-            outputs, self._ready = self._ready, []
-            return outputs
-        finally:
-            self._is_stepping = False
+        if not self._ready:
+            self._step()
+        outputs, self._ready = self._ready, []
+        return outputs
 
     def _step(self) -> None:
         began = self.clock()
@@ -395,13 +403,13 @@ class Engine:
             self.on_batch(batch)
         began = self.clock()
         self._move_blocks()
-        batch.drop_gone()
+        batch.drop_aborted()
         tokens, errors = self._compute(batch.entries)
         with interrupts_held():
             failed = [
                 output
                 for entry, error in errors
-                if not entry.gone
+                if not entry.aborted
                 for output in self._fail(entry.request, error)
             ]
             self._ready = failed + self.scheduler.update(batch, tokens)
@@ -426,10 +434,10 @@ class Engine:
 
     def _fail(self, request: Request, error: str) -> list[TokenOutput]:
         name = request.request_id
-        live = self.scheduler.state(name).live
+        unfinished = self.scheduler.state(name).unfinished
         outputs = [
             TokenOutput(name, None, True, "error", sample.index, error)
-            for sample in live
+            for sample in unfinished
         ]
         self.scheduler.abort(name)
         return outputs
@@ -442,28 +450,37 @@ class Engine:
         if not entries:
             return [], []
         try:
-            logits = self._run_model(entries)
+            return self._choose(entries, self._run_model(entries))
         except Exception as error:
             interrupt = interrupt_behind(error)
             if interrupt is not None:
                 raise interrupt from None
-            if len(entries) > 1:
-                return self._compute_one_by_one(entries)
-            # Reported with the request: nobody else is concerned.
             message = f"{type(error).__name__}: {error}"
-            tokens = [-1] * len(entries[0].produces)
-            return tokens, [(entries[0], message)]
-        return self._choose(entries, logits)
+        if len(entries) > 1:
+            return self._compute_one_by_one(entries, message)
+        # Reported with the request: nobody else is concerned.
+        return [-1] * len(entries[0].produces), [(entries[0], message)]
 
     def _compute_one_by_one(
-        self, entries: list[Entry]
+        self, entries: list[Entry], message: str
     ) -> tuple[list[int], Errors]:
         """Compute again; what was written before is written once more."""
         results = [self._compute([entry]) for entry in entries]
-        return (
-            [token for tokens, _ in results for token in tokens],
-            [error for _, errors in results for error in errors],
-        )
+        errors = [error for _, errors in results for error in errors]
+        if all(error == _unusable_logits(entry) for entry, error in errors):
+            self._warn_of_batches(len(entries), message)
+        return [token for tokens, _ in results for token in tokens], errors
+
+    def _warn_of_batches(self, count: int, message: str) -> None:
+        """Say once what else would only show as a slow engine."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the model fails on a batch of {count} sequences and not on "
+                f"each alone, so all are computed one by one: {message}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _choose(
         self, entries: list[Entry], logits: Tensor
@@ -502,12 +519,9 @@ class Engine:
         logits = self.model(
             inputs.token_ids, inputs.positions, attention, inputs.sampled_rows
         )
-        expected = len(inputs.sampled_rows), self.model.vocab_size
-        if tuple(logits.shape) != expected:
-            raise ValueError(
-                f"the model returned {list(logits.shape)}, not "
-                f"{list(expected)}"
-            )
+        _require_logits(
+            logits, (len(inputs.sampled_rows), self.model.vocab_size)
+        )
         return logits
 
     # --- Inputs ------------------------------------------------------------
@@ -624,6 +638,25 @@ class Engine:
         if max(query_lens) == 1:
             return None  # all decode
         return self._tensor([0, *itertools.accumulate(query_lens)])
+
+
+def _require_logits(logits: object, shape: tuple[int, int]) -> None:
+    """Refuse what no token can be chosen from, whatever its numbers are."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"the model returned {type(logits).__name__}, not a tensor"
+        )
+    if tuple(logits.shape) != shape:
+        raise ValueError(
+            f"the model returned {list(logits.shape)}, not {list(shape)}"
+        )
+    if logits.is_complex() or logits.dtype == torch.bool:
+        raise TypeError(f"the model returned {logits.dtype}, not real numbers")
+    if logits.layout != torch.strided or logits.is_meta:
+        raise TypeError(
+            f"the model returned a {logits.layout} tensor on "
+            f"{logits.device}, without numbers to be read in rows"
+        )
 
 
 def _unusable_logits(entry: Entry) -> str:

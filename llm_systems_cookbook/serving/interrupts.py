@@ -9,11 +9,11 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Raise what interrupts the block only at its end.
+    """Let an interrupt of the block be raised only at its end.
 
-    In another thread than the main one there is nothing to hold: Python
-    interrupts only that one. Nor where a program handles the signal in
-    another way than by a function.
+    Python interrupts the main thread alone, so in any other there is nothing
+    to do. Nor is there where a program handles the signal otherwise than by
+    a function: it then decides what Ctrl-C means.
     """
     handler = signal.getsignal(signal.SIGINT)
     in_main = threading.current_thread() is threading.main_thread()
@@ -31,10 +31,11 @@ def interrupts_held() -> Iterator[None]:
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the interrupt that an error comes from; None if from none.
+    """Return the interrupt that caused an error; None if there was none.
 
-    A function in C that was interrupted reports a SystemError, with what
-    happened as its cause; one that called it, another.
+    A function in C that was interrupted raises a SystemError whose cause is
+    the interrupt. A function in C that called that one raises another
+    SystemError, whose cause is the first.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):

@@ -62,7 +62,8 @@ class Histogram:
             raise ValueError(f"percent must be in [0, 100], got {percent}")
         if self.count == 0:
             return math.nan
-        # Rounded: 16.1 per cent of 1,000 are 161, and not a little more.
+        # Rounded first: as floats, 16.1 per cent of 1,000 are a little more
+        # than 161, and would become 162.
         rank = max(1, math.ceil(round(percent * self.count / 100, 6)))
         seen = 0
         for number in sorted(self._bins):

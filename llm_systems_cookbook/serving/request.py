@@ -230,27 +230,31 @@ class RequestState:
 
     Attributes:
         request: what was asked.
-        live: its samples that have not finished.
+        unfinished: its samples that have not finished.
         status: where it is.
-        forked: whether each live sample has its own block table. Until then
-            the first of them computes the prompt for all.
+        forked: whether each of these has its own block table. Until then the
+            first of them computes the prompt for all.
         swapped: whether its blocks are on the host.
     """
 
     request: Request
-    live: list[Sample] = field(init=False)
+    unfinished: list[Sample] = field(init=False)
     status: Status = Status.WAITING
     forked: bool = False
     swapped: bool = False
 
     def __post_init__(self) -> None:
         count = self.request.num_samples
-        self.live = [Sample(self.request, i) for i in range(count)]
+        self.unfinished = [Sample(self.request, i) for i in range(count)]
 
     @property
-    def active(self) -> list[Sample]:
+    def with_tables(self) -> list[Sample]:
         """Samples that have, or are about to get, a block table."""
-        return self.live if self.forked else self.live[:1]
+        return self.unfinished if self.forked else self.unfinished[:1]
+
+    def drop_finished(self) -> None:
+        """Keep the samples that have not finished."""
+        self.unfinished = [s for s in self.unfinished if s.reason is None]
 
     def target(self, sample: Sample) -> int:
         """Return how many tokens the sample is to have in the cache."""

@@ -1,8 +1,8 @@
 """From logits to a token: the likeliest one, or a draw that can be repeated.
 
 A draw depends on the request's seed, the sample's index and the token's
-position, and on nothing else. So a request says the same in any batch, and
-again after it was preempted.
+position, and on nothing else. So a request gets the same tokens in any batch,
+and again after it was preempted.
 """
 
 import numpy as np

@@ -21,6 +21,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal, NamedTuple
 
 from llm_systems_cookbook.memory import BlockCopy, MemoryManager, Usage
@@ -31,7 +32,11 @@ from llm_systems_cookbook.serving.request import (
     Status,
     TokenOutput,
 )
-from llm_systems_cookbook.validate import require_at_least, require_number
+from llm_systems_cookbook.validate import (
+    cdiv,
+    require_at_least,
+    require_number,
+)
 
 
 class RequestRefused(ValueError):
@@ -62,7 +67,7 @@ class Entry(NamedTuple):
         return self.start + self.num_tokens
 
     @property
-    def gone(self) -> bool:
+    def aborted(self) -> bool:
         """Whether the request was aborted since."""
         return self.sample.reason is not None
 
@@ -115,9 +120,9 @@ class Batch:
                 e for e in self.entries if e.request is not request
             ]
 
-    def drop_gone(self) -> None:
+    def drop_aborted(self) -> None:
         """Drop what was aborted after it was scheduled: nobody computes it."""
-        self.entries = [entry for entry in self.entries if not entry.gone]
+        self.entries = [entry for entry in self.entries if not entry.aborted]
 
 
 @dataclass
@@ -149,7 +154,7 @@ class Scheduler:
     section 4 of Agrawal et al., OSDI 2024 (Sarathi-Serve).
 
     Args:
-        memory: any memory manager, used by nobody else.
+        memory: any memory manager; nothing else may use it.
         max_num_seqs: samples that run at once, at least 1.
         max_num_batched_tokens: tokens computed in a step, at least 1. Longer
             prompts are computed in chunks.
@@ -194,6 +199,7 @@ class Scheduler:
         self.preempted: deque[RequestState] = deque()
         self.waiting: deque[RequestState] = deque()
         self._states: dict[Hashable, RequestState] = {}
+        self._scheduled: Batch | None = None  # and not updated yet
 
     @property
     def has_unfinished(self) -> bool:
@@ -212,29 +218,24 @@ class Scheduler:
 
     # --- Adding ------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Put a request at the end of the queue.
+    def add(self, *requests: Request) -> None:
+        """Put requests at the end of the queue, all or none.
 
         Raises:
-            ValueError: its id is that of an unfinished request; or, as
-                RequestRefused, it could never run, even alone. Nothing has
+            ValueError: an id is that of an unfinished request; or, as
+                RequestRefused, one could never run, even alone. Nothing has
                 changed.
         """
-        self.require_admissible(request)
-        state = RequestState(request)
-        state.forked = self._starts_forked(request)
-        self._states[request.request_id] = state
-        self.waiting.append(state)
-
-    def require_admissible(self, request: Request) -> None:
-        """Refuse what `add` would refuse.
-
-        Raises:
-            ValueError: see `add`.
-        """
-        if request.request_id in self._states:
-            raise ValueError(f"request {request.request_id!r} is here already")
-        self._require_fits(request)
+        states: dict[Hashable, RequestState] = {}
+        for request in requests:
+            name = request.request_id
+            if name in self._states or name in states:
+                raise ValueError(f"request {name!r} is here already")
+            self._require_fits(request)
+            states[name] = RequestState(request)
+            states[name].forked = self._starts_forked(request)
+        self._states |= states
+        self.waiting.extend(states.values())
 
     def _require_fits(self, request: Request) -> None:
         if request.num_samples > self.max_num_seqs:
@@ -252,7 +253,7 @@ class Scheduler:
             )
 
     def _starts_forked(self, request: Request) -> bool:
-        """Tell whether no sample waits for another's prompt."""
+        """Tell whether each sample computes the prompt itself."""
         return request.num_samples == 1 or not self.memory.shares_blocks
 
     # --- A step ------------------------------------------------------------
@@ -265,13 +266,16 @@ class Scheduler:
 
         Raises:
             RuntimeError: nothing can run though something is unfinished, or
-                a request that runs alone, or was just admitted, cannot grow:
-                memory is held by nobody who runs.
+                a request that runs alone, or was just admitted, cannot grow.
+                Then somebody else has taken from this memory.
         """
+        # Forgotten first: should this raise, the batch before is no longer
+        # what memory is prepared for.
+        self._scheduled = None
         batch = Batch(self.max_num_batched_tokens)
         self._continue_running(batch)
-        # Who was just preempted would not fit anyway; and so no block goes
-        # out and in within one step.
+        # What was just preempted would not fit anyway. And so no block goes
+        # out and in within one step, where the order of moves would matter.
         if not batch.preempted:
             self._resume_preempted(batch)
             self._admit_waiting(batch)
@@ -282,21 +286,24 @@ class Scheduler:
                 f"nothing can run, {len(self._states)} unfinished: "
                 f"{self.memory.usage()}"
             )
+        self._scheduled = batch
         return batch
 
     def _continue_running(self, batch: Batch) -> None:
         for state in list(self.running):
             if state.status is Status.PREEMPTED:
-                return  # the newer ones are preempted, too
+                return  # by an older one, and so are all that are newer
             self._schedule(state, batch)
 
     def _schedule(self, state: RequestState, batch: Batch) -> None:
         """Add what a running request computes, as far as the budget goes."""
-        for sample in state.active:
+        for sample in state.with_tables:
             left = state.target(sample) - sample.num_computed
             num_tokens = min(left, batch.budget)
             if num_tokens == 0:
                 return
+            # Memory first, then the batch: a sample must not be computed
+            # into blocks that it does not have.
             end = sample.num_computed + num_tokens
             while not self._make_room(sample, end):
                 if self._preempt_newest(batch) is state:
@@ -305,9 +312,9 @@ class Scheduler:
             batch.add(self._entry(state, sample, num_tokens))
 
     def _make_room(self, sample: Sample, end: int) -> bool:
-        missing = end - self.memory.held(sample.sequence_id)
+        missing = end - self.memory.length(sample.sequence_id)
         if missing <= 0:
-            return True
+            return True  # a prompt has all its blocks since it was admitted
         return self.memory.grow(sample.sequence_id, missing)
 
     def _entry(
@@ -316,7 +323,7 @@ class Scheduler:
         start = sample.num_computed
         produces: tuple[Sample, ...] = ()
         if start + num_tokens == sample.num_tokens:
-            produces = (sample,) if state.forked else tuple(state.live)
+            produces = (sample,) if state.forked else tuple(state.unfinished)
         return Entry(state.request, start, num_tokens, sample, produces)
 
     # --- Preemption --------------------------------------------------------
@@ -329,6 +336,8 @@ class Scheduler:
                 f"request {newest.request_id!r} runs alone and cannot grow: "
                 f"{self.memory.usage()}"
             )
+        # Its room was counted, so somebody else has taken from this memory.
+        # Preempted, it would be admitted again, and so on for ever.
         if newest in batch.resumed + batch.admitted:
             raise RuntimeError(
                 f"request {newest.request_id!r} was just promised room and "
@@ -340,15 +349,18 @@ class Scheduler:
         if not self._swap_out(state, batch):
             self._discard_cache(state)
         state.status = Status.PREEMPTED
+        # In front: those before it in the queue are newer than it is.
         self.preempted.appendleft(state)
         batch.preempted.append(state.request)
         return state
 
     def _swap_out(self, state: RequestState, batch: Batch) -> bool:
-        computed = any(sample.num_computed for sample in state.active)
+        # Blocks without contents are cheaper taken anew than moved.
+        computed = any(sample.num_computed for sample in state.with_tables)
         if self.preemption == "recompute" or not computed:
             return False
-        pairs = self.memory.swap_out([s.sequence_id for s in state.active])
+        names = [s.sequence_id for s in state.with_tables]
+        pairs = self.memory.swap_out(names)
         if pairs is None:
             return False  # the host is full
         state.swapped = True
@@ -360,12 +372,12 @@ class Scheduler:
     def _discard_cache(self, state: RequestState) -> None:
         self.counts.recomputed_tokens += _distinct_computed(state)
         self._release(state)
-        for sample in state.live:
+        for sample in state.unfinished:
             sample.num_computed = sample.num_scheduled = 0
         state.forked = self._starts_forked(state.request)
 
     def _release(self, state: RequestState) -> None:
-        for sample in state.active:
+        for sample in state.with_tables:
             self.memory.release(sample.sequence_id)
 
     # --- Admission ---------------------------------------------------------
@@ -383,7 +395,7 @@ class Scheduler:
         if not state.swapped:
             return self._admit(state)
         pairs = self.memory.swap_in(
-            [s.sequence_id for s in state.active],
+            [s.sequence_id for s in state.with_tables],
             self._keep_free(self._growth(state)),
         )
         if pairs is None:
@@ -394,7 +406,7 @@ class Scheduler:
 
     def _admit_waiting(self, batch: Batch) -> None:
         if self.preempted:
-            return  # they were here first
+            return  # they arrived before all that wait
         while self.waiting and self._may_admit(self.waiting[0], batch):
             if not self._admit(self.waiting[0]):
                 return
@@ -403,22 +415,25 @@ class Scheduler:
             self._start(state, batch)
 
     def _may_admit(self, state: RequestState, batch: Batch) -> bool:
-        seats = sum(len(running.live) for running in self.running)
+        # A group takes its seats before it forks: it could not fork later.
+        seats = sum(len(running.unfinished) for running in self.running)
         free = self.max_num_seqs - seats
-        return batch.budget > 0 and len(state.live) <= free
+        return batch.budget > 0 and len(state.unfinished) <= free
 
     def _admit(self, state: RequestState) -> bool:
         """Take memory for all tokens that a request has, or for none."""
         admitted: list[Sample] = []
         growth = 0 if state.forked else self._growth(state)
         keep_free = self._keep_free(growth)
-        for sample in state.active:
+        for sample in state.with_tables:
             if not self.memory.admit(
                 sample.sequence_id,
                 state.target(sample),
                 state.request.final_tokens,
                 keep_free,
             ):
+                # All or none: half a group could neither run nor be
+                # preempted as one.
                 for other in admitted:
                     self.memory.release(other.sequence_id)
                 return False
@@ -426,25 +441,27 @@ class Scheduler:
         return True
 
     def _growth(self, state: RequestState) -> int:
-        """Return the slots that the samples' own tokens may still take.
+        """Return the slots that a request takes beyond those it is given.
 
-        Without room for them, the request would be preempted again at once.
-        A shared block may have to be copied: it counts for every sample.
+        Without room for them, it would be preempted again at once.
         """
         size = self.memory.block_size
-        blocks = 0
-        for sample in state.live:
-            covered = sample.num_computed
-            if not state.forked:
-                covered = state.request.num_prompt_tokens
-            blocks += math.ceil(sample.num_tokens / size) - covered // size
+        if state.forked:  # and swapped out: else it is given all it needs
+            lengths = {s.sequence_id: s.num_tokens for s in state.with_tables}
+            return self.memory.growth_after_swap_in(lengths) * size
+        prompt = state.request.num_prompt_tokens
+        own = [cdiv(sample.num_tokens, size) for sample in state.unfinished]
+        blocks = sum(own) - len(own) * cdiv(prompt, size)
+        if prompt % size:  # all write to this block, the last one in place
+            blocks += len(own) - 1
         return blocks * size
 
     def _keep_free(self, growth: int = 0) -> int:
         """Return the slots that admission must leave free."""
         if not self.running:
             return 0  # it fits alone, so it must not wait
-        # Rounded: 7 % of 100 slots are 7, and not a little more.
+        # Rounded first: as floats, 7 % of 100 slots are a little more than 7,
+        # and would become 8.
         share = round(self.watermark * self.memory.capacity, 6)
         return math.ceil(share) + growth
 
@@ -466,15 +483,22 @@ class Scheduler:
                 The tokens of a request that was aborted since are ignored.
 
         Raises:
-            ValueError: another number of tokens; nothing has changed.
+            TypeError: a token is not an integer; nothing has changed.
+            ValueError: another number of tokens, or a batch that is not the
+                last one, or was updated before; nothing has changed.
         """
+        if batch is not self._scheduled:
+            raise ValueError(
+                "update needs the batch that schedule returned last, and once"
+            )
         expected = len(batch.sampled)
         if len(token_ids) != expected:
             raise ValueError(f"{len(token_ids)} tokens for {expected} samples")
+        tokens = iter([_token(token_id) for token_id in token_ids])
+        self._scheduled = None
         outputs: list[TokenOutput] = []
-        tokens = iter(token_ids)
         for entry in batch.entries:
-            here = not entry.gone
+            here = not entry.aborted
             if here:
                 self._take_entry(entry)
             for sample, token_id in zip(entry.produces, tokens, strict=False):
@@ -485,6 +509,7 @@ class Scheduler:
         return outputs
 
     def _take_entry(self, entry: Entry) -> None:
+        # Before the tokens: a fork shares what is computed, so it must know.
         entry.sample.num_computed = entry.end
         state = self._states[entry.request.request_id]
         if not state.forked and entry.end == state.target(entry.sample):
@@ -492,7 +517,7 @@ class Scheduler:
 
     def _fork(self, state: RequestState, parent: Sample) -> None:
         """Let the other samples share the prompt that one has computed."""
-        for sample in state.live:
+        for sample in state.unfinished:
             if sample is not parent:
                 self.memory.fork(parent.sequence_id, sample.sequence_id)
                 sample.num_computed = parent.num_computed
@@ -501,14 +526,14 @@ class Scheduler:
 
     def _drop_finished(self) -> None:
         for state in self.running:
-            for sample in state.live:
+            for sample in state.unfinished:
                 if sample.reason is not None:
                     self.memory.release(sample.sequence_id)
-            state.live = [s for s in state.live if s.reason is None]
-            if not state.live:
+            state.drop_finished()
+            if not state.unfinished:
                 self._forget(state)
                 self.counts.finished += 1
-        self.running = [s for s in self.running if s.live]
+        self.running = [s for s in self.running if s.unfinished]
 
     def _forget(self, state: RequestState) -> None:
         state.status = Status.FINISHED
@@ -526,7 +551,8 @@ class Scheduler:
             return False
         if self._holds_memory(state):
             self._release(state)
-        for sample in state.live:
+        # Batches still list the samples: this is how they know.
+        for sample in state.unfinished:
             sample.reason = "abort"
         self._queues[state.status].remove(state)
         self._forget(state)
@@ -556,9 +582,9 @@ class Scheduler:
         """
         usage = self.memory.usage()
         promised = sum(
-            self.memory.held(sample.sequence_id) - sample.num_scheduled
+            self.memory.length(sample.sequence_id) - sample.num_scheduled
             for state in self.running
-            for sample in state.active
+            for sample in state.with_tables
             if sample.num_scheduled < sample.num_tokens
         )
         return usage._replace(
@@ -567,7 +593,7 @@ class Scheduler:
         )
 
     def assert_consistent(self) -> None:
-        """Check the queues, and that memory is held by who should hold it.
+        """Check the queues, and that those have memory who should.
 
         Raises:
             AssertionError: naming what is wrong.
@@ -589,13 +615,13 @@ class Scheduler:
             sample.sequence_id
             for state in self._states.values()
             if self._holds_memory(state)
-            for sample in state.active
+            for sample in state.with_tables
         }
-        held = self.memory.request_ids
-        if held != theirs:
+        found = self.memory.request_ids
+        if found != theirs:
             raise AssertionError(
-                f"memory is held without running: {held - theirs}; "
-                f"running without memory: {theirs - held}"
+                f"memory without running: {found - theirs}; "
+                f"running without memory: {theirs - found}"
             )
 
     def _assert_state(self, state: RequestState, status: Status) -> None:
@@ -604,18 +630,31 @@ class Scheduler:
             raise AssertionError(f"request {name!r} is {state.status}")
         if status is not Status.RUNNING:
             return
-        for sample in state.active:
-            held = self.memory.held(sample.sequence_id)
-            if not sample.num_computed <= held <= state.request.max_tokens:
+        for sample in state.with_tables:
+            room = self.memory.length(sample.sequence_id)
+            if not sample.num_computed <= room <= state.request.max_tokens:
                 raise AssertionError(
-                    f"request {name!r} has room for {held} tokens, "
+                    f"request {name!r} has room for {room} tokens, "
                     f"{sample.num_computed} computed"
                 )
 
 
+def _token(token_id: object) -> int:
+    """Return a token as a plain integer, as numpy's are accepted, too.
+
+    A tensor would never equal a stop token, so it is refused like a float.
+    """
+    if not isinstance(token_id, Integral):
+        raise TypeError(
+            f"tokens must be integers, got {token_id!r} "
+            f"({type(token_id).__name__})"
+        )
+    return int(token_id)
+
+
 def _distinct_computed(state: RequestState) -> int:
     """Count the tokens in a request's cache; a shared prompt counts once."""
-    computed = [sample.num_computed for sample in state.active]
+    computed = [sample.num_computed for sample in state.with_tables]
     prompt = state.request.num_prompt_tokens
     shared = min(prompt, max(computed)) if state.forked else 0
     if state.request.num_samples == 1 or shared == 0:

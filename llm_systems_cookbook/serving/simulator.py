@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llm_systems_cookbook.serving.guard import Guard, one_step, one_thread
 from llm_systems_cookbook.serving.request import Request, TokenOutput
 from llm_systems_cookbook.serving.scheduler import Batch, Scheduler
 
@@ -113,7 +114,8 @@ def _subsets(n: int) -> Iterator[list[int]]:
 class Simulator:
     """Drive a scheduler by a clock; every token it generates is 0.
 
-    Requests end by `output_len` or `max_new_tokens`.
+    Requests end by `output_len` or `max_new_tokens`. For one thread at a
+    time, as an engine is.
 
     Args:
         scheduler: as an engine takes it.
@@ -133,13 +135,14 @@ class Simulator:
         self.last_batch: Batch | None = None
         self.step_seconds = 0.0
         self.on_batch: Callable[[Batch], None] | None = None
-        self._is_stepping = False
+        self._guard = Guard()
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request is running, preempted or waiting."""
         return self.scheduler.has_unfinished
 
+    @one_thread
     def add(self, request: Request) -> None:
         """Queue a request.
 
@@ -154,6 +157,7 @@ class Simulator:
             )
         self.scheduler.add(request)
 
+    @one_step
     def step(self) -> list[TokenOutput]:
         """Pretend to compute the next step.
 
@@ -161,19 +165,10 @@ class Simulator:
             RuntimeError: called from within a step, by `on_batch`; or see
                 `Scheduler.schedule`.
         """
-        if self._is_stepping:
-            raise RuntimeError("a step is running already")
-        self._is_stepping = True
-        try:
-            return self._step()
-        finally:
-            self._is_stepping = False
-
-    def _step(self) -> list[TokenOutput]:
         batch = self.scheduler.schedule()
         if self.on_batch is not None:
             self.on_batch(batch)
-        batch.drop_gone()
+        batch.drop_aborted()
         self.step_seconds = self.clock(batch)
         self.last_batch = batch
         return self.scheduler.update(batch, [0] * len(batch.sampled))

@@ -305,7 +305,7 @@ def poison(engine: Engine) -> None:
         swapped = state.swapped
         if state.status.value != "running" and not swapped:
             continue
-        for sample in state.active:
+        for sample in state.with_tables:
             if swapped:
                 blocks = memory._host_tables[sample.sequence_id].block_ids
             else:

@@ -218,10 +218,10 @@ def test_a_stop_token_is_output_and_wins_over_the_length():
 
 def test_until_its_fork_one_sample_computes_the_prompt_for_all():
     state = RequestState(Request("a", [1, 2, 3], 4, num_samples=3))
-    assert [sample.index for sample in state.live] == [0, 1, 2]
-    assert [sample.index for sample in state.active] == [0]
-    state.live[0].take(9)
-    assert state.target(state.live[0]) == 3
+    assert [sample.index for sample in state.unfinished] == [0, 1, 2]
+    assert [sample.index for sample in state.with_tables] == [0]
+    state.unfinished[0].take(9)
+    assert state.target(state.unfinished[0]) == 3
     state.forked = True
-    assert [sample.index for sample in state.active] == [0, 1, 2]
-    assert state.target(state.live[0]) == 4
+    assert [sample.index for sample in state.with_tables] == [0, 1, 2]
+    assert state.target(state.unfinished[0]) == 4

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from itertools import pairwise
 
+import numpy as np
 import pytest
+import torch
 from cases.serving import blocks_for
 
 from llm_systems_cookbook.memory import (
@@ -60,7 +62,7 @@ def snapshot(scheduler):
         [
             (s.sequence_id, s.num_computed, s.num_scheduled, s.num_tokens)
             for state in scheduler._states.values()
-            for s in state.live
+            for s in state.unfinished
         ],
         vars(scheduler.counts).copy(),
         (free, tables, memory.usage(), memory.request_ids),
@@ -149,6 +151,8 @@ def test_the_engine_is_found_and_a_name_that_is_not_there_is_not():
         ({"watermark": 1.0}, ValueError, r"in \[0, 1\), got 1\.0"),
         ({"watermark": -0.1}, ValueError, r"in \[0, 1\), got -0\.1"),
         ({"watermark": float("nan")}, ValueError, "got nan"),
+        ({"watermark": "a"}, TypeError, "watermark must be a number, got 'a'"),
+        ({"watermark": None}, TypeError, "must be a number, got None"),
         ({"preemption": "drop"}, ValueError, "swap, got 'drop'"),
     ],
 )
@@ -512,7 +516,7 @@ def test_a_shared_prompt_counts_once_among_recomputed_tokens():
     scheduler.add(request("a", 4, 9))
     scheduler.add(request("b", 6, 6, num_samples=2))
     while not scheduler.counts.preemptions:
-        before = [s.num_computed for s in scheduler.state("b").live]
+        before = [s.num_computed for s in scheduler.state("b").unfinished]
         step(scheduler)
     assert scheduler.counts.recomputed_tokens == 6 + sum(n - 6 for n in before)
 
@@ -550,6 +554,28 @@ def test_a_swapped_request_goes_on_where_it_was():
     counts = scheduler.counts
     assert (counts.swaps, counts.swapped_blocks) == (1, 1)
     assert (counts.preemptions, counts.recomputed_tokens) == (1, 0)
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_a_prompt_half_computed_comes_back_once_its_blocks_are_free(
+    preemption,
+):
+    """It has room for all of it, so it needs no more than that."""
+    scheduler = make(
+        paged(num_blocks=7, host_blocks=7),
+        preemption=preemption,
+        max_num_batched_tokens=6,
+    )
+    scheduler.add(request("a", 3, 9))
+    scheduler.add(request("c", 1, 4))
+    scheduler.add(request("b", 20, 1))  # five blocks
+    batches = [step(scheduler)[0] for _ in range(5)]
+    assert ids(batches[2].preempted) == ["b"]
+    assert spans(batches[1])[-1] == ("b", 2, 6)
+    # At its end c leaves the fifth block, and a still runs.
+    start = 6 if preemption == "swap" else 0
+    assert spans(batches[3]) == [("a", 5, 6), ("c", 3, 4)]
+    assert spans(batches[4]) == [("a", 6, 7), ("b", start, start + 5)]
 
 
 def test_a_full_host_means_to_compute_again():
@@ -692,6 +718,64 @@ def test_another_number_of_tokens_is_refused_and_changes_nothing(tokens):
     assert len(scheduler.update(batch, [1, 2])) == 2
 
 
+@pytest.mark.parametrize(
+    "token", [None, 5.5, 5.0, "5", np.float64(5), torch.tensor(5), [5]]
+)
+def test_a_token_that_is_no_integer_is_refused_and_changes_nothing(token):
+    scheduler = make()
+    scheduler.add(request("a", stop_token_ids=[5]))
+    scheduler.add(request("b"))
+    batch = scheduler.schedule()
+    before = snapshot(scheduler)
+    with pytest.raises(TypeError, match="tokens must be integers, got"):
+        scheduler.update(batch, [5, token])
+    assert snapshot(scheduler) == before
+    outputs = scheduler.update(batch, np.array([5, 6]))
+    assert [(o.token_id, o.reason) for o in outputs] == [
+        (5, "stop"),
+        (6, None),
+    ]
+    assert all(type(o.token_id) is int for o in outputs)
+
+
+def test_a_batch_that_is_not_the_last_is_refused_and_changes_nothing():
+    """Its requests may have lost the memory that it was scheduled for."""
+    scheduler = make(paged(num_blocks=4))
+    for name in "ab":
+        scheduler.add(request(name, 8, 9))
+    first = scheduler.schedule()
+    again = scheduler.schedule()
+    assert again.entries == first.entries
+    with pytest.raises(ValueError, match="schedule returned last, and once"):
+        scheduler.update(first, [1, 2])
+    scheduler.update(again, [1, 2])
+    before = snapshot(scheduler)
+    for batch in (first, again, Batch(100)):
+        with pytest.raises(ValueError, match="schedule returned last"):
+            scheduler.update(batch, [1] * len(batch.sampled))
+        assert snapshot(scheduler) == before
+    batch = scheduler.schedule()
+    assert ids(batch.preempted) == ["b"]
+    scheduler.update(batch, [3])
+    assert scheduler.state("a").unfinished[0].output_token_ids == [1, 3]
+    assert drain(scheduler)[1] == {("a", 0): 7, ("b", 0): 8}
+
+
+def test_a_schedule_that_raises_leaves_no_batch_to_update():
+    memory = paged(num_blocks=2)
+    scheduler = make(memory)
+    scheduler.add(request("a", 4, 4))
+    step(scheduler)
+    batch = scheduler.schedule()
+    memory.release(("a", 0))  # what the batch was promised
+    memory.admit(("a", 0), 4)
+    memory.allocator.allocate(1)
+    with pytest.raises(RuntimeError, match="cannot grow"):
+        scheduler.schedule()
+    with pytest.raises(ValueError, match="schedule returned last"):
+        scheduler.update(batch, [0])
+
+
 def test_each_sample_gets_its_own_token():
     scheduler = make()
     scheduler.add(request("a", num_samples=2))
@@ -703,7 +787,7 @@ def test_each_sample_gets_its_own_token():
         ("a", 1, 8),
         ("b", 0, 9),
     ]
-    assert scheduler.state("a").live[1].output_token_ids == [8]
+    assert scheduler.state("a").unfinished[1].output_token_ids == [8]
 
 
 # --- Abort -----------------------------------------------------------------
@@ -719,7 +803,7 @@ def at_mid_chunk(scheduler):
     at_queued(scheduler)
     step(scheduler)
     step(scheduler)
-    assert 0 < scheduler.state("x").live[0].num_computed < 8
+    assert 0 < scheduler.state("x").unfinished[0].num_computed < 8
 
 
 def at_running(scheduler):
@@ -883,13 +967,13 @@ def mislabel(scheduler):
 
 
 def compute_too_much(scheduler):
-    scheduler.running[0].live[0].num_computed = 99
+    scheduler.running[0].unfinished[0].num_computed = 99
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (leak_memory, "held without running.*ghost"),
+        (leak_memory, "memory without running.*ghost"),
         (lose_memory, r"running without memory.*'a'"),
         (queue_twice, "two queues"),
         (forget, "queues are not the unfinished"),
@@ -1021,7 +1105,7 @@ def check_batch(scheduler, batch, running):
     assert not served & set(gone)
     assert served <= set(running) | set(started)
     for entry in batch.entries:
-        held = scheduler.memory.held(entry.sample.sequence_id)
+        held = scheduler.memory.length(entry.sample.sequence_id)
         assert entry.end <= held, "what is computed has room"
 
 
@@ -1052,7 +1136,7 @@ def test_a_preempted_group_needs_seats_for_its_live_samples_only():
         Request("a", range(8), 12, num_samples=2, stop_token_ids=[7])
     )
     scheduler.update(scheduler.schedule(), [0, 7, 0])
-    assert len(scheduler.state("a").live) == 1
+    assert len(scheduler.state("a").unfinished) == 1
     while not scheduler.preempted:
         step(scheduler)
     assert drain(scheduler)[1]["a", 1] > 0
@@ -1080,12 +1164,6 @@ def test_the_watermark_is_not_rounded_up_for_a_digit_of_a_float():
     scheduler.add(request("a", 50, 2))
     scheduler.add(request("b", 43, 2))
     assert ids(scheduler.schedule().admitted) == ["a", "b"]
-
-
-@pytest.mark.parametrize("value", ["a", None])
-def test_a_watermark_that_is_no_number_is_refused(value):
-    with pytest.raises(TypeError, match="watermark must be a number, got"):
-        make(paged(), watermark=value)
 
 
 def test_a_lost_reference_is_noticed():

@@ -170,11 +170,11 @@ def test_batched_is_one_at_a_time(part: int):
         assert texts == plain(seed, "plain"), f"workload {seed}"
 
 
-@pytest.mark.parametrize("part", range(8))
+@in_some_parts
 def test_simulator_takes_the_engine_s_every_step(part: int):
     """Most runs preempt; swaps, and swaps of samples, are among them."""
     counts = []
-    for seed in range(part, 160, 8):
+    for seed in range(part, 100, 4):
         result = assert_simulator_agrees(seed)
         counts.append(result.engine.scheduler.counts)
     assert sum(c.preemptions > 0 for c in counts) >= ENOUGH * len(counts)

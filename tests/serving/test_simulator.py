@@ -67,16 +67,6 @@ def test_what_is_aborted_before_its_step_takes_no_time():
     assert simulator.last_batch.num_tokens == 1
 
 
-def test_a_step_within_a_step_is_refused():
-    simulator = make()
-    simulator.add(Request("a", range(3), 4))
-    simulator.on_batch = lambda _: simulator.step()
-    with pytest.raises(RuntimeError, match="a step is running already"):
-        simulator.step()
-    simulator.on_batch = None
-    assert [o.token_id for o in simulator.step()] == [0]
-
-
 def test_every_token_is_zero_and_the_length_ends_a_request():
     simulator = make()
     simulator.add(Request("a", range(5), 9, output_len=2))

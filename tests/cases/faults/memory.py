@@ -416,8 +416,8 @@ FAULTS = [
         "waste counted against the tokens",
         "05_memory_waste",
         WASTE,
-        "float(1 - held.sum() / reserved.sum())",
-        "float(reserved.sum() / held.sum() - 1)",
+        "float(1 - lengths.sum() / reserved.sum())",
+        "float(reserved.sum() / lengths.sum() - 1)",
         "waste_is_a_share_of_what_is_reserved",
     ),
     Fault(
@@ -482,7 +482,7 @@ FAULTS = [
         WASTE,
         "            memory.release(preempted[-1].request_id)",
         """            memory.release(preempted[-1].request_id)
-            preempted[-1].held = 1""",
+            preempted[-1].length = 1""",
         "loop_does_what_the_pencil_does",
     ),
     Fault(
@@ -497,7 +497,7 @@ FAULTS = [
         "recomputed tokens not counted",
         "05_memory_waste",
         WASTE,
-        "seen.recomputed_tokens += newest.held",
+        "seen.recomputed_tokens += newest.length",
         "seen.recomputed_tokens += 1",
         "preempted_tokens_are_counted",
     ),
@@ -505,8 +505,8 @@ FAULTS = [
         "usage counts reserved slots twice",
         "05_memory_waste",
         RESERVED,
-        "internal += region.size - max(final, region.held)",
-        "internal += region.size - region.held",
+        "internal += region.size - final",
+        "internal += region.size - region.length",
         "usage_is_as_counted_by_hand",
     ),
     Fault(
@@ -529,7 +529,7 @@ FAULTS = [
         "paged release leaks",
         "05_memory_waste",
         MANAGER,
-        """            self._leave(table)
+        """            self._give_back(table)
         del self._finals""",
         "        del self._finals",
         "loop_does_what_the_pencil_does",
@@ -546,7 +546,8 @@ FAULTS = [
         "promises not counted",
         "09_paged_engine",
         MANAGER,
-        """        table.extend(self.allocator, num_tokens)
+        """        table.block_ids = self.allocator.allocate(needed)
+        table.length = num_tokens
         self._tables[request_id] = table""",
         "        self._tables[request_id] = table",
         "a_chunked_prompt_has_all_its_blocks_from_the_start",
@@ -555,10 +556,10 @@ FAULTS = [
         "admission does not look",
         "09_paged_engine",
         MANAGER,
-        """        if not self._leaves(needed, keep_free):
+        """        if not self._has_room(needed, keep_free):
             return False
-        table.extend""",
-        "        table.extend",
+""",
+        "",
         "one_is_admitted_where_one_has_room",
     ),
 ]

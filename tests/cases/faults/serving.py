@@ -90,7 +90,7 @@ FAULTS = [
         "seats not counted",
         "08_continuous_batching",
         SCHEDULER,
-        "return batch.budget > 0 and len(state.live) <= free",
+        "return batch.budget > 0 and len(state.unfinished) <= free",
         "return batch.budget > 0",
         "the_rules_hold_on_100_random_workloads",
     ),
@@ -316,7 +316,7 @@ FAULTS = [
         "09_paged_engine",
         SCHEDULER,
         """        if self.preempted:
-            return  # they were here first
+            return  # they arrived before all that wait
 """,
         "",
         "a_preempted_request_resumes_before_a_new_one_starts",
@@ -355,7 +355,7 @@ FAULTS = [
         SCHEDULER,
         """        if self._holds_memory(state):
             self._release(state)""",
-        """        done = state.live[0].output_token_ids
+        """        done = state.unfinished[0].output_token_ids
         if done and self._holds_memory(state):
             self._release(state)""",
         "pool_is_whole_after_an_abort_in_the_middle_of_a_prompt",

@@ -85,9 +85,9 @@ OWN_FAULTS = [
         "a victim keeps its place in memory",
         SCHEDULER,
         """        self._release(state)
-        for sample in state.live:
+        for sample in state.unfinished:
             sample.num_computed""",
-        """        for sample in state.live:
+        """        for sample in state.unfinished:
             sample.num_computed""",
         "preempted_is_unpreempted",
     ),

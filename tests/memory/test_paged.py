@@ -1,4 +1,4 @@
-"""Paged memory that is shared and swapped: who has which block, and when.
+"""Paged memory, shared and swapped: who has which block, and when.
 
 The walk at the end moves real numbers by the pairs that memory returns, and
 compares them with a model that knows no blocks: a list per request.
@@ -72,52 +72,26 @@ def test_a_bad_number_of_host_blocks_is_refused(value, error, message):
         paged(host_blocks=value)
 
 
-def test_only_paged_memory_says_that_it_shares():
-    assert paged().shares_blocks
-    assert not ReservedMemory(8, 8).shares_blocks
-
-
 # --- Looking ---------------------------------------------------------------
 
 
-def test_held_and_block_ids_follow_growth():
+def test_length_and_block_ids_follow_growth():
     memory = paged()
     memory.admit("a", 3)
-    assert memory.held("a") == 3
+    assert memory.length("a") == 3
     assert memory.block_ids("a") == [0]
     memory.grow("a", 2)
-    assert memory.held("a") == 5
+    assert memory.length("a") == 5
     assert memory.block_ids("a") == [0, 1]
     assert memory.request_ids == {"a"}
 
 
-def test_reserved_memory_lists_the_slots_that_are_used():
-    memory = ReservedMemory(32, 8, "oracle")
-    memory.admit("a", 3, 8)
-    memory.admit("b", 2, 5)
-    assert memory.block_ids("a") == range(0, 3)
-    assert memory.block_ids("b") == range(8, 10)
-    memory.grow("b")
-    assert memory.block_ids("b") == range(8, 11)
-    assert (memory.held("b"), memory.request_ids) == (3, {"a", "b"})
-    memory.assert_consistent()
-
-
 @pytest.mark.parametrize("memory", [paged(), ReservedMemory(32, 8)])
 def test_an_unknown_request_has_nothing_to_look_at(memory):
-    for look in (memory.held, memory.block_ids):
+    for look in (memory.length, memory.block_ids):
         with pytest.raises(KeyError, match="'b'"):
             look("b")
     assert memory.request_ids == set()
-
-
-def test_assert_consistent_names_a_region_that_nobody_holds():
-    memory = ReservedMemory(32, 8, "oracle")
-    memory.admit("a", 3, 8)
-    memory.assert_consistent()
-    memory.regions.allocate(4)
-    with pytest.raises(AssertionError, match=r"\[0, 8\] are in use.*\[0\]"):
-        memory.assert_consistent()
 
 
 def test_assert_consistent_names_a_block_that_no_table_lists():
@@ -186,15 +160,37 @@ def test_shared_tokens_are_counted_once(tokens, samples, shared, blocks):
         assert not paged(blocks - 1).fits(tokens, samples, shared)
 
 
-def test_samples_that_share_nothing_need_a_region_each():
-    memory = ReservedMemory(32, 8)
-    assert memory.fits(8, samples=4, shared_tokens=8)
-    assert not memory.fits(8, samples=5, shared_tokens=8)
-    for call in (memory.fits, paged().fits):
-        with pytest.raises(ValueError, match="samples must be >= 1, got 0"):
-            call(8, 0)
-        with pytest.raises(ValueError, match="shared_tokens must be >= 0"):
-            call(8, 1, -1)
+def test_paged_usage_splits_the_tail_by_the_final_length():
+    memory = paged(num_blocks=4)
+    memory.admit("ends in this block", 5, 6)
+    assert memory.usage() == Usage(5, 1, 2, 8)
+    memory.release("ends in this block")
+    memory.admit("goes on", 5, 60)
+    assert memory.usage() == Usage(5, 3, 0, 8)
+    memory.release("goes on")
+    memory.admit("unknown", 5)
+    assert memory.usage() == Usage(5, 3, 0, 8)
+
+
+def test_paged_growth_is_all_or_nothing():
+    memory = paged(num_blocks=2)
+    memory.admit("a", 3)
+    assert not memory.grow("a", 6)
+    assert memory.usage().token_states == 3
+    assert memory.grow("a", 5)
+    assert not memory.grow("a")
+    assert memory.allocator.free_blocks == 0
+    assert memory.grow("a", 0)
+    memory.release("a")
+    assert memory.allocator.free_blocks == 2
+
+
+def test_narrow_lengths_do_not_overflow_in_pages():
+    memory = paged(num_blocks=256, block_size=4)
+    assert memory.admit("a", np.uint8(200), np.int16(600))
+    assert memory.grow("a", np.uint8(200))
+    assert memory.grow("a", np.uint8(1))
+    assert memory.usage() == Usage(401, 3, 0, 620)
 
 
 # --- Forks -----------------------------------------------------------------
@@ -207,7 +203,7 @@ def test_a_fork_takes_no_block_and_shares_all():
     memory.fork("a", "b")
     assert memory.allocator.free_blocks == free
     assert memory.block_ids("b") == memory.block_ids("a")
-    assert memory.held("b") == 6
+    assert memory.length("b") == 6
     assert refcounts(memory, "a") == [2, 2]
     memory.assert_consistent()
 
@@ -409,7 +405,7 @@ def test_a_swap_in_goes_to_any_free_blocks():
     pairs = memory.swap_in(["a"])
     assert pairs == [BlockCopy(0, 3), BlockCopy(1, 1)]
     assert memory.block_ids("a") == [3, 1]
-    assert memory.held("a") == 6
+    assert memory.length("a") == 6
     assert memory.host.used_blocks == 0
     memory.assert_consistent()
 
@@ -429,7 +425,7 @@ def test_what_is_shared_is_moved_once_and_stays_shared():
     assert len(memory.swap_in(["b", "a"])) == 3
     assert refcounts(memory, "a") == [2, 1]
     assert memory.block_ids("a")[0] == memory.block_ids("b")[0]
-    assert (memory.held("a"), memory.held("b")) == (6, 7)
+    assert (memory.length("a"), memory.length("b")) == (6, 7)
     memory.assert_consistent()
 
 
@@ -516,7 +512,7 @@ def test_swaps_of_the_wrong_requests_are_refused_and_change_nothing():
         (KeyError, "'x' is not", lambda: memory.swap_in(["out", "x"])),
         (ValueError, ">= 0, got -1", lambda: memory.swap_in(["out"], -1)),
         (KeyError, "'out' is swapped", lambda: memory.grow("out")),
-        (KeyError, "'out' is swapped", lambda: memory.held("out")),
+        (KeyError, "'out' is swapped", lambda: memory.length("out")),
         (KeyError, "'out' is swapped", lambda: memory.block_ids("out")),
         (KeyError, "'out' is swapped", lambda: memory.table("out")),
         (ValueError, "'out' is swapped", lambda: memory.admit("out", 1)),
@@ -524,6 +520,53 @@ def test_swaps_of_the_wrong_requests_are_refused_and_change_nothing():
         with pytest.raises(error, match=message):
             call()
         assert snapshot(memory) == before
+
+
+def test_growth_after_a_swap_in_counts_what_is_not_brought_back():
+    memory = paged(host_blocks=8)
+    memory.admit("a", 6)
+    for name in "bc":
+        memory.fork("a", name)
+    memory.swap_out("abc")
+    for lengths, blocks in (
+        ((6, 6, 6), 0),
+        ((7, 6, 6), 1),  # b and c keep the block that a copies
+        ((7, 7, 7), 2),  # the last one to write owns it alone
+        ((9, 6, 6), 2),
+        ((9, 9, 9), 5),
+    ):
+        given = dict(zip("abc", lengths, strict=True))
+        assert memory.growth_after_swap_in(given) == blocks
+    assert memory.growth_after_swap_in({"a": 7}) == 0, "a comes alone"
+    memory.release("a")
+    assert memory.growth_after_swap_in({"b": 8, "c": 8}) == 1
+    with pytest.raises(KeyError, match="'a' is not swapped out"):
+        memory.growth_after_swap_in({"a": 7})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_growth_after_a_swap_in_is_what_growing_takes(seed):
+    """In any order; whatever ended, was forked or had grown before."""
+    rng = random.Random(seed)
+    memory = paged(60, rng.randint(1, 4), host_blocks=60)
+    memory.admit(0, rng.randint(1, 9))
+    count = rng.randint(1, 6)
+    for new in range(1, count):
+        memory.fork(rng.randrange(new), new)
+        memory.grow(rng.randrange(new + 1), rng.choice([0, 0, 1, 3]))
+        memory.take_copies()
+    for name in rng.sample(range(count), rng.randrange(count)):
+        memory.release(name)
+    lengths = {
+        name: memory.length(name) + rng.choice([0, 1, 1, 5])
+        for name in memory.request_ids
+    }
+    memory.swap_out(lengths)
+    growth = memory.growth_after_swap_in(lengths)
+    back = len(memory.swap_in(lengths))
+    for name in rng.sample(sorted(lengths), len(lengths)):
+        assert memory.grow(name, lengths[name] - memory.length(name))
+    assert memory.allocator.used_blocks == back + growth
 
 
 def test_a_release_frees_the_host_as_well():
@@ -684,7 +727,7 @@ class Walk:
             assert [int(contents[place]) for place in places] == text
             if not away:
                 filled.update(places)
-                assert memory.held(request_id) == len(text)
+                assert memory.length(request_id) == len(text)
         usage = memory.usage()
         assert sum(usage) == memory.capacity
         assert usage.token_states == len(filled)
