@@ -24,7 +24,7 @@ from llm_systems_cookbook.tools.notebooks import (
     CookbookError,
     select_notebooks,
 )
-from llm_systems_cookbook.tools.run import Record
+from llm_systems_cookbook.tools.results import Record, load_records
 
 if TYPE_CHECKING:
     from llm_systems_cookbook.tools.bench import Timing
@@ -143,7 +143,7 @@ def results(
     """Show what the last run of every notebook found."""
     with _errors():
         repository = _repository(root)
-        records, ignored = runner.load_records(repository)
+        records, ignored = load_records(repository)
     _print_results(records, [record.status for record in records])
     if measures:
         _print_measures(records)
@@ -164,19 +164,6 @@ def sync(root: Root = None, check: Check = False) -> None:
         typer.echo(change.diff() if check else f"filled {change.where}")
     if check and changes:
         typer.echo(f"differ: {len(changes)}; `cookbook sync` fills them")
-    _fail_if(check and bool(changes))
-
-
-@app.command()
-def badges(root: Root = None, check: Check = False) -> None:
-    """Write the repository's name into every Colab badge and link."""
-    with _errors():
-        changes = syncing.badges(_repository(root), check)
-    verb = "stale" if check else "rewrote"
-    for change in changes:
-        typer.echo(f"{verb} {change.where}")
-    if check and changes:
-        typer.echo(f"stale: {len(changes)}; `cookbook badges` rewrites them")
     _fail_if(check and bool(changes))
 
 

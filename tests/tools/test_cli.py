@@ -257,7 +257,7 @@ def test_run_refuses_a_number_below_1(root, option):
     assert call(root, "run", option, "0").exit_code == 2
 
 
-# --- sync, badges, lint ---------------------------------------------------
+# --- sync, lint -----------------------------------------------------------
 
 
 def test_sync_check_shows_a_diff_and_exits_1_until_sync_has_run(root):
@@ -283,15 +283,6 @@ def test_sync_of_an_unknown_source_names_notebook_and_cell(root):
     assert "'Lake'" in done.stderr
 
 
-def test_badges_check_names_what_is_stale_until_badges_has_run(root):
-    write_notebook(root, "01_a", "x = 1")
-    stale = call(root, "badges", "--check")
-    assert stale.exit_code == 1
-    assert "stale 01_a: badges" in stale.output
-    assert call(root, "badges").output == "rewrote 01_a: badges\n"
-    assert call(root, "badges", "--check").exit_code == 0
-
-
 def test_lint_prints_every_problem_and_exits_1(root):
     write_notebook(root, "01_a", "!ls", "#" * 80)
     done = call(root, "lint")
@@ -311,7 +302,7 @@ def test_lint_exits_0_when_there_are_only_warnings(
 
 # --- Which repository -----------------------------------------------------
 
-COMMANDS = ["run", "results", "sync", "badges", "lint"]
+COMMANDS = ["run", "results", "sync", "lint"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
