@@ -9,11 +9,9 @@ from typing import Any
 
 from llm_systems_cookbook.tools.notebooks import (
     MAX_COLUMNS,
-    Cell,
     CookbookError,
     Notebook,
     read_all,
-    require_ids,
     with_source,
     write_cells,
 )
@@ -161,8 +159,7 @@ def sync(root: Path, check: bool = False) -> list[Change]:
         What differed, cell by cell.
 
     Raises:
-        CookbookError: a cell names an unknown source, or one of a notebook
-            to fill has no id of its own; nothing is written.
+        CookbookError: a cell names an unknown source; nothing is written.
     """
     changes, rewritten = [], []
     for notebook in read_all(root):
@@ -171,8 +168,6 @@ def sync(root: Path, check: bool = False) -> list[Change]:
             changes += found
             rewritten.append((notebook, cells))
     if not check:
-        for notebook, _ in rewritten:
-            require_ids(notebook)
         for notebook, cells in rewritten:
             write_cells(notebook, cells)
     return changes

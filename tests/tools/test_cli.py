@@ -284,11 +284,11 @@ def test_sync_of_an_unknown_source_names_notebook_and_cell(root):
 
 
 def test_lint_prints_every_problem_and_exits_1(root):
-    write_notebook(root, "01_a", "!ls", "#" * 80)
+    write_notebook(root, "01_a", "!ls", "%%bash")
     done = call(root, "lint")
     assert done.exit_code == 1
     assert "01_a: part-0: runs a shell: !ls\n" in done.output
-    assert "01_a: part-1: line 1 has 80 columns, limit 79\n" in done.output
+    assert "01_a: part-1: runs a shell: %%bash\n" in done.output
 
 
 @pytest.mark.parametrize("is_warning", [True, False])
