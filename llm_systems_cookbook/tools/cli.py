@@ -17,6 +17,7 @@ from rich.table import Table
 from llm_systems_cookbook.nb.environment import checkout_above, find_checkout
 from llm_systems_cookbook.nb.record import results_folder
 from llm_systems_cookbook.nb.values import shown_measure, shown_value
+from llm_systems_cookbook.tools import lab as laboratory
 from llm_systems_cookbook.tools import run as runner
 from llm_systems_cookbook.tools import sync as syncing
 from llm_systems_cookbook.tools import template
@@ -153,6 +154,25 @@ def results(
     for name in ignored:
         typer.echo(f"ignored {name}: no notebook of that name")
     _fail_if(not all(record.ok for record in records))
+
+
+@app.command()
+def lab(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="For Jupyter Lab, after --: -- --no-browser",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Open copies of the notebooks, in lab/, in Jupyter Lab."""
+    with _errors():
+        repository = _repository(root)
+        for remark in laboratory.copy_notebooks(repository):
+            typer.echo(remark)
+        laboratory.open_lab(repository, arguments or [])
 
 
 @app.command()

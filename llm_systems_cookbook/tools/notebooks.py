@@ -38,19 +38,18 @@ def import_extra(name: str) -> ModuleType:
 # --- Which notebooks ------------------------------------------------------
 
 
-def notebook_paths(root: Path) -> list[Path]:
-    """Return the repository's notebooks, sorted by file name.
+def notebook_paths(root: Path, folder: str = "notebooks") -> list[Path]:
+    """Return the notebooks of a repository's folder, sorted by file name.
 
     Hidden files, such as an editor's copies, are left out.
 
     Raises:
         CookbookError: there is none.
     """
-    folder = root / "notebooks"
-    found = folder.glob("*.ipynb")
+    found = (root / folder).glob("*.ipynb")
     paths = sorted(path for path in found if not path.name.startswith("."))
     if not paths:
-        raise CookbookError(f"no notebooks in {folder}")
+        raise CookbookError(f"no notebooks in {root / folder}")
     return paths
 
 
