@@ -3,11 +3,13 @@
 import asyncio
 import multiprocessing
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -131,7 +133,8 @@ def run_notebooks(
         settings.jobs, context, _start_worker, (stop,)
     ) as pool:
         try:
-            futures = [pool.submit(_run_one, p, settings) for p in paths]
+            with _workers_ignore_ctrl_c():
+                futures = [pool.submit(_run_one, p, settings) for p in paths]
             _report_each(dict(zip(futures, paths, strict=True)), report)
         except BaseException:
             stop.set()
@@ -139,6 +142,17 @@ def run_notebooks(
             pool.shutdown(cancel_futures=True)
             raise
     return [_outcome(*pair) for pair in zip(futures, paths, strict=True)]
+
+
+@contextmanager
+def _workers_ignore_ctrl_c() -> Iterator[None]:
+    # A process that starts meanwhile inherits this, and shows no traceback
+    # when Ctrl-C reaches it among its imports.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _report_each(
@@ -209,6 +223,8 @@ def _end_with_parent() -> None:
 
 def _run_one(path: Path, settings: Settings) -> Run:
     """Run one notebook; whatever stops it is its failure, and no other's."""
+    if _stop.is_set():
+        raise KeyboardInterrupt  # it had this one at hand; records stay
     start = time.monotonic()
     begun: list[str] = []  # the ids of the cells
     error, checks_failed = "", False
@@ -240,13 +256,14 @@ def _run_cells(path: Path, settings: Settings, begun: list[str]) -> None:
         # Its warnings are about sockets, nothing that a reader can act on.
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(path.parent)}},
+        shutdown_kernel="immediate",
         record_timing=False,
         store_widget_state=False,
     )
 
     def begin(cell: Any, cell_index: int) -> None:  # noqa: ANN401
         begun.append(cell.get("id", f"number {cell_index}"))
-        # A busy kernel would hear a polite request too late.
+        # A kernel that is busy would hear a polite request too late.
         client.shutdown_kernel = "immediate"
 
     def end(**_: object) -> None:
