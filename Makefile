@@ -9,21 +9,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Jupyter Lab asks the network for news and updates unless told not to.
-OFFLINE := --LabApp.news_url=None \
-	--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
-	--LabApp.extension_manager=readonly
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lab lint matrix clean
+.PHONY: help run test lab lint matrix floor clean
 
 help:
 	@echo 'make run     run every notebook, then show what passed and was measured'
 	@echo 'make test    run the tests, and every notebook cell by cell'
 	@echo 'make lab     open the notebooks in Jupyter Lab'
-	@echo 'make lint    check style, notebooks, copied source and badges'
+	@echo 'make lint    check style, notebooks and copied source'
 	@echo 'make matrix  test the Triton kernels with each Triton of $(TRITONS)'
+	@echo 'make floor   try the lowest version of every dependency'
 	@echo 'make clean   remove .venv, results, build output and caches'
 	@echo ''
 	@echo 'PYTHON     builds .venv; Python 3.11, 3.12 or 3.13 (now $(PYTHON))'
@@ -49,18 +45,14 @@ test: $(STAMP)
 
 # In copies that git ignores: your answers stay, and the tests stay green.
 lab: $(STAMP)
-	mkdir -p lab
-	for f in notebooks/*.ipynb; do \
-	  test -e "lab/$${f##*/}" || cp "$$f" lab/; \
-	done
-	cd lab && ../$(BIN)/python -m jupyter lab $(OFFLINE) $(LAB_ARGS)
+	$(BIN)/cookbook lab -- $(LAB_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m nbstripout --verify --keep-id notebooks/*.ipynb
 	$(BIN)/cookbook lint
 	$(BIN)/cookbook sync --check
-	$(BIN)/cookbook badges --check
 
 # Each Triton in an environment of its own. torch's CUDA wheel wants its own
 # Triton and is refused: on Linux, name the index of CPU wheels in PIP_ARGS.
@@ -87,6 +79,28 @@ matrix-%:
 	build/triton-$*/bin/python -m pytest -n $(JOBS) --dist worksteal \
 		--nbmake --nbmake-timeout=120 -k 'not gather and not cpu' \
 		$(TRITON_TESTS) notebooks/07_triton_paged_attention.ipynb
+
+# The lowest version of each range, without Triton, in an environment of its
+# own; what these need in turn is today's. torch is the lowest that has a CPU
+# wheel at hand: a lower one, from 2.6, is untested unless FLOOR_TORCH names
+# it and PIP_ARGS the index of CPU wheels. numpy 2.0 needs Python 3.11 or 3.12.
+FLOOR := build/floor
+FLOOR_TORCH ?= 2.13.0
+
+floor:
+	test -x $(FLOOR)/bin/python || $(PYTHON) -m venv $(FLOOR)
+	$(FLOOR)/bin/python scripts/floors.py torch==$(FLOOR_TORCH) \
+		> $(FLOOR)/requirements.txt
+	$(FLOOR)/bin/python -m pip install --quiet \
+		--disable-pip-version-check -r $(FLOOR)/requirements.txt \
+		$(PIP_ARGS)
+	$(FLOOR)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --no-deps -e . $(PIP_ARGS)
+	COOKBOOK_RESULTS="$(CURDIR)/$(FLOOR)/results" OMP_NUM_THREADS=1 \
+	OMP_WAIT_POLICY=PASSIVE \
+	$(FLOOR)/bin/python -m pytest -n $(JOBS) --dist worksteal \
+		--nbmake --nbmake-timeout=120 notebooks/02_*.ipynb \
+		notebooks/06_*.ipynb tests/tools
 
 clean:
 	rm -rf $(VENV) build dist results llm_systems_cookbook.egg-info

@@ -1,7 +1,9 @@
-"""Argument checks, and the one division that rounds up."""
+"""Checks of arguments and variables, and the division that rounds up."""
 
 import operator
+import os
 from numbers import Real
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -76,3 +78,15 @@ def cdiv(a: Any, b: Any) -> Any:  # noqa: ANN401
     up, and stays exact where a float would not.
     """
     return -(-a // b)
+
+
+def folder_from(variable: str) -> Path | None:
+    """Return the folder that an environment variable names; None if empty.
+
+    `~` is a home folder also where no shell has expanded it. A relative
+    folder counts from the working directory, so whoever starts a process
+    elsewhere passes on the absolute path that this returns.
+    """
+    folder = os.environ.get(variable)
+    # Unlike Path.expanduser, this leaves an unknown ~user as it is.
+    return Path(os.path.expanduser(folder)).absolute() if folder else None

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from nbconvert.exporters import ScriptExporter
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import llm_systems_cookbook
 
 ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 EXTRAS = ("notebooks", "test")
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 COLAB = {
@@ -83,37 +85,9 @@ def expected_conda_ranges(project):
     return expected
 
 
-def differing_names(project, environment):
-    expected = expected_conda_ranges(project)
-    found = conda_ranges(environment)
-    return {
-        name
-        for name in expected | found
-        if expected.get(name) != found.get(name)
-    }
-
-
 def test_environment_has_the_names_and_ranges_of_pyproject():
     environment = yaml.safe_load(read("environment.yml"))
-    assert differing_names(project(), environment) == set()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "name"),
-    [
-        ("numpy>=2.0", "numpy>=1.26", "numpy"),
-        ("pytorch>=2.6", "pytorch>=2.6,<3", "pytorch"),
-        ("python>=3.11,<3.14", "python>=3.11", "python"),
-        ("  - tqdm>=4.66\n", "", "tqdm"),
-        ("- rich>=13.7", "- rich>=13.7\n  - scipy>=1.14", "scipy"),
-    ],
-)
-def test_a_change_in_the_environment_is_noticed(old, new, name):
-    text = read("environment.yml")
-    changed = text.replace(old, new)
-    assert changed != text
-    environment = yaml.safe_load(changed)
-    assert differing_names(project(), environment) == {name}
+    assert conda_ranges(environment) == expected_conda_ranges(project())
 
 
 def test_environment_reads_conda_forge_and_installs_the_package():
@@ -140,6 +114,19 @@ def test_constraints_are_exact_and_within_the_ranges():
         (pin,) = constraint.specifier
         assert pin.operator == "=="
         assert pin.version in ranges[constraint.name], constraint
+
+
+def test_the_floor_is_the_lowest_version_of_each_range():
+    script = str(ROOT / "scripts" / "floors.py")
+    done = run(sys.executable, script, "torch==2.13.0")
+    found = {r.name: r for r in map(Requirement, done.stdout.splitlines())}
+    ranges = [r for r in direct_requirements(project()) if r.marker is None]
+    assert sorted(found) == sorted(r.name for r in ranges)
+    for requirement in ranges:
+        (pin,) = found[requirement.name].specifier
+        (lowest,) = requirement.specifier
+        torch = requirement.name == "torch"
+        assert pin.version == ("2.13.0" if torch else lowest.version)
 
 
 def test_the_versions_on_colab_are_within_the_ranges():
@@ -191,10 +178,10 @@ def executable(path, text):
     [
         ("run", "cookbook run"),
         ("test", "--nbmake --nbmake-timeout=120 notebooks tests"),
-        ("lab", "jupyter lab"),
-        ("lint", "cookbook badges --check"),
+        ("lab", "cookbook lab"),
+        ("lint", "nbstripout --verify"),
+        ("floor", "scripts/floors.py torch=="),
         ("clean", "rm -rf .venv"),
-        ("help", "make clean"),
     ],
 )
 def test_make_has_the_target(target, part):
@@ -213,10 +200,14 @@ def test_make_alone_shows_the_help():
 
 FAKE_PYTHON = """#!/bin/sh
 # Stands in for Python: writes down its arguments and builds a .venv whose
-# Python is itself. Installing fails while the file `offline` exists.
+# Python and cookbook are itself. Installing fails while the file `offline`
+# exists.
 echo "$*" >> calls
 case "$*" in
-    *"-m venv"*) mkdir -p .venv/bin && cp fake .venv/bin/python ;;
+    *"-m venv"*)
+        mkdir -p .venv/bin
+        cp fake .venv/bin/python
+        cp fake .venv/bin/cookbook ;;
     *"pip install"*) test ! -e offline ;;
 esac
 """
@@ -288,7 +279,7 @@ def test_a_failed_install_leaves_no_stamp_and_is_tried_again(checkout):
     failed = checkout.make("lab", "PYTHON=./fake")
     assert failed.returncode != 0
     assert not checkout.stamp.exists()
-    assert checkout.calls("jupyter lab") == []
+    assert checkout.calls("lab --") == []
     offline.unlink()
     checkout.make("lab", "PYTHON=./fake")
     assert checkout.stamp.exists()
@@ -342,18 +333,21 @@ def test_clean_removes_what_was_built_and_keeps_the_rest(checkout):
 @needs_bash
 @pytest.mark.parametrize("with_traces", [True, False])
 def test_ci_runs_make_test_with_the_traces_beside_it(tmp_path, with_traces):
-    script = executable(tmp_path / "clone" / ".ci" / "run", read(".ci/run"))
+    executable(tmp_path / "clone" / ".ci" / "run", read(".ci/run"))
     report = 'echo "make $* in $PWD, traces ${COOKBOOK_TRACES-unset}"'
     executable(tmp_path / "bin" / "make", f"#!/bin/sh\n{report}\n")
     traces = tmp_path.resolve() / "shared" / "traces"
     if with_traces:
         traces.mkdir(parents=True)
     path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    # With it, cd would go to another folder of that name, and say so.
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "clone" / ".ci").mkdir(parents=True)
     done = run(
         "bash",
-        str(script),
+        "clone/.ci/run",
         cwd=tmp_path,
-        env=environment_without_make(PATH=path),
+        env=environment_without_make(PATH=path, CDPATH=str(elsewhere)),
         stdin=subprocess.DEVNULL,
     )
     clone = tmp_path.resolve() / "clone"
@@ -464,9 +458,13 @@ def test_the_tree_is_formatted():
     assert_succeeds(sys.executable, "-m", "ruff", "format", "--check", ".")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("lint",), ("sync", "--check"), ("badges", "--check")]
-)
+def test_nbstripout_finds_no_output():
+    paths = map(str, NOTEBOOKS)
+    command = (sys.executable, "-m", "nbstripout", "--verify", "--keep-id")
+    assert_succeeds(*command, *paths)
+
+
+@pytest.mark.parametrize("arguments", [("lint",), ("sync", "--check")])
 def test_cookbook_finds_nothing_to_change(arguments):
     cookbook = shutil.which("cookbook", path=sysconfig.get_path("scripts"))
     assert cookbook is not None, "the package is not installed"
@@ -477,9 +475,44 @@ def test_cookbook_finds_nothing_to_change(arguments):
 PRESENT = {"numpy", "matplotlib", "torch", "numba"}
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem
+def test_a_notebook_becomes_a_script_of_python():
+    exporter = ScriptExporter()
+    endings = [exporter.from_filename(str(p))[1] for p in NOTEBOOKS]
+    assert {e["output_extension"] for e in endings} == {".py"}
+
+
+# Links to this repository. [project.urls] alone says its name.
+OURS = re.compile(
+    r"(?:colab\.research\.google\.com/github/|git clone https://github\.com/"
+    r"|git\+https://github\.com/)([^\s)\"'\\]+)"
 )
+
+
+def slug():
+    return project()["urls"]["Repository"].removeprefix("https://github.com/")
+
+
+def addresses():
+    """Return what a link to us may name: the whole, or one notebook."""
+    files = {f"{slug()}/blob/main/notebooks/{p.name}": p for p in NOTEBOOKS}
+    return {slug(): None} | files
+
+
+def test_the_readme_links_to_this_repository_and_to_every_notebook():
+    assert set(OURS.findall(read("README.md"))) == set(addresses())
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_opens_itself_on_colab_and_installs_this_package(path):
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    links = {c["id"]: OURS.findall("".join(c["source"])) for c in cells}
+    own = [link for link, file in addresses().items() if file == path]
+    assert links["badges"] == own
+    assert links["set-up"] == [slug()]
+    assert {link for ls in links.values() for link in ls} <= set(addresses())
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_set_up_installs_the_other_dependencies(path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     needed = project["project"]["dependencies"]

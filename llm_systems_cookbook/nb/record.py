@@ -5,6 +5,8 @@ import re
 import tempfile
 from pathlib import Path
 
+from llm_systems_cookbook.validate import folder_from
+
 SCHEMA_VERSION = 1
 # A notebook's name becomes a file name.
 SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
@@ -12,11 +14,7 @@ SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 
 def results_folder(root: Path) -> Path:
     """Return where records go: `COOKBOOK_RESULTS`, or `results` in `root`."""
-    chosen = os.environ.get("COOKBOOK_RESULTS")
-    if chosen:
-        # Unlike Path.expanduser, this leaves an unknown ~user as it is.
-        return Path(os.path.expanduser(chosen)).absolute()
-    return root / "results"
+    return folder_from("COOKBOOK_RESULTS") or root / "results"
 
 
 def write_atomic(path: Path, text: str) -> None:

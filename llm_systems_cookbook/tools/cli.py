@@ -17,6 +17,7 @@ from rich.table import Table
 from llm_systems_cookbook.nb.environment import checkout_above, find_checkout
 from llm_systems_cookbook.nb.record import results_folder
 from llm_systems_cookbook.nb.values import shown_measure, shown_value
+from llm_systems_cookbook.tools import lab as laboratory
 from llm_systems_cookbook.tools import run as runner
 from llm_systems_cookbook.tools import sync as syncing
 from llm_systems_cookbook.tools import template
@@ -24,7 +25,7 @@ from llm_systems_cookbook.tools.notebooks import (
     CookbookError,
     select_notebooks,
 )
-from llm_systems_cookbook.tools.run import Record
+from llm_systems_cookbook.tools.results import Record, load_records
 
 if TYPE_CHECKING:
     from llm_systems_cookbook.tools.bench import Timing
@@ -143,7 +144,7 @@ def results(
     """Show what the last run of every notebook found."""
     with _errors():
         repository = _repository(root)
-        records, ignored = runner.load_records(repository)
+        records, ignored = load_records(repository)
     _print_results(records, [record.status for record in records])
     if measures:
         _print_measures(records)
@@ -156,6 +157,25 @@ def results(
 
 
 @app.command()
+def lab(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="For Jupyter Lab, after --: -- --no-browser",
+            show_default=False,
+        ),
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Open copies of the notebooks, in lab/, in Jupyter Lab."""
+    with _errors():
+        repository = _repository(root)
+        for remark in laboratory.copy_notebooks(repository):
+            typer.echo(remark)
+        laboratory.open_lab(repository, arguments or [])
+
+
+@app.command()
 def sync(root: Root = None, check: Check = False) -> None:
     """Fill the cells that show the package's source from the package."""
     with _errors():
@@ -164,19 +184,6 @@ def sync(root: Root = None, check: Check = False) -> None:
         typer.echo(change.diff() if check else f"filled {change.where}")
     if check and changes:
         typer.echo(f"differ: {len(changes)}; `cookbook sync` fills them")
-    _fail_if(check and bool(changes))
-
-
-@app.command()
-def badges(root: Root = None, check: Check = False) -> None:
-    """Write the repository's name into every Colab badge and link."""
-    with _errors():
-        changes = syncing.badges(_repository(root), check)
-    verb = "stale" if check else "rewrote"
-    for change in changes:
-        typer.echo(f"{verb} {change.where}")
-    if check and changes:
-        typer.echo(f"stale: {len(changes)}; `cookbook badges` rewrites them")
     _fail_if(check and bool(changes))
 
 

@@ -1,117 +1,107 @@
-"""Copies of the notebooks to work in, and what has become of older copies."""
+"""Open copies of the notebooks: answers stay, and the checkout stays clean."""
 
 import ast
-import re
+import os
 import shutil
-from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
+import sys
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from llm_systems_cookbook.tools.notebooks import (
-    Cell,
     CookbookError,
+    Notebook,
+    import_extra,
     notebook_paths,
     read_notebook,
 )
+from llm_systems_cookbook.tools.results import load_records
+from llm_systems_cookbook.validate import folder_from
 
 PACKAGE = "llm_systems_cookbook"
+# Jupyter Lab asks the network for news and updates unless told not to.
+OFFLINE = (
+    "--LabApp.news_url=None",
+    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    "--LabApp.extension_manager=readonly",
+)
 
 
-def prepare_lab(root: Path) -> list[str]:
-    """Copy each notebook into `lab/`, unless a copy is there already.
-
-    A copy holds the reader's answers, so none is replaced or deleted.
-
-    Args:
-        root: the repository.
+def copy_notebooks(root: Path) -> list[str]:
+    """Copy to `lab/` what is not there yet; an old copy is never replaced.
 
     Returns:
-        A line for each older copy that differs from its notebook elsewhere
-        than in an answer, and says how.
-
-    Raises:
-        CookbookError: the repository has no notebooks.
-        OSError: a copy cannot be written.
+        A line for each copy of an older notebook, each copy that imports
+        what the package no longer has, and each record of no notebook.
     """
-    lab = root / "lab"
-    lab.mkdir(exist_ok=True)
-    remarks = []
+    folder = root / "lab"
+    folder.mkdir(exist_ok=True)
     for path in notebook_paths(root):
-        copy = lab / path.name
-        if copy.exists():
-            remark = _remark(path, copy)
-            remarks += [f"lab/{copy.name}: {remark}"] if remark else []
-        else:
-            shutil.copyfile(path, copy)
-    names = {path.name for path in notebook_paths(root)}
-    for copy in sorted(lab.glob("*.ipynb")):
-        if copy.name not in names:
-            remarks.append(f"lab/{copy.name}: no notebook has this name now")
-    return remarks
-
-
-def _remark(path: Path, copy: Path) -> str:
-    """Say how a copy differs from its notebook; "" when only in answers."""
-    try:
-        old = _taught(copy)
-    except CookbookError as error:
-        return f"cannot be read ({error})"
-    gone = [name for cell in old.values() for name in _gone(cell)]
-    if gone:
-        return f"imports what is no longer there: {_few(gone)}"
-    new = _taught(path)
-    differ = [
-        label
-        for label in {**new, **old}
-        if _source(new.get(label)) != _source(old.get(label))
+        if not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    remarks = [
+        f"lab/{path.name} {remark}"
+        for path in notebook_paths(root, "lab")
+        for remark in _remarks(path, root / "notebooks" / path.name)
     ]
-    return f"differs from the notebook in {_few(differ)}" if differ else ""
+    _, ignored = load_records(root)
+    return remarks + [f"{name}: a record of no notebook" for name in ignored]
 
 
-def _taught(path: Path) -> dict[str, Cell]:
-    """Return the code cells by id; an answer is the reader's, and left out."""
+def _remarks(path: Path, original: Path) -> Iterator[str]:
+    try:
+        copy = read_notebook(path)
+        if not original.exists():
+            yield "is a copy of a notebook that is gone"
+        elif _taught(read_notebook(original)) - _taught(copy):
+            yield "is a copy of an older notebook: move it away for the new"
+    except CookbookError as error:
+        yield f"cannot be compared: {error}"
+        return
+    for module in sorted(_imports(copy)):
+        if not _exists(module):
+            yield f"imports {module}, which is gone"
+
+
+def _taught(notebook: Notebook) -> set[str]:
+    """Return the cells that no answer and no try of a reader's changes."""
     return {
-        cell.label: cell
-        for cell in read_notebook(path).code_cells
-        if "exercise" not in cell.metadata and cell.source.strip()
+        cell.source
+        for cell in notebook.cells
+        if cell.is_markdown or "source" in cell.metadata
     }
 
 
-def _source(cell: Cell | None) -> str:
-    return "" if cell is None else cell.source.strip()
+def _imports(notebook: Notebook) -> set[str]:
+    named = {
+        node.module
+        for cell in notebook.cells
+        for node, _ in cell.nodes
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+    return {name for name in named if name.split(".")[0] == PACKAGE}
 
 
-def _gone(cell: Cell) -> Iterator[str]:
-    """Yield what a cell imports from the package and is not there."""
-    for node, _ in cell.nodes:
-        if not isinstance(node, ast.ImportFrom) or node.module is None:
-            continue
-        if node.module.partition(".")[0] != PACKAGE:
-            continue
-        for alias in node.names:
-            if not _is_there(node.module, alias.name):
-                yield f"{node.module}.{alias.name}"
-
-
-def _is_there(module: str, name: str) -> bool:
-    """Tell whether a module has a name, without running the module."""
-    spec = _spec(module)
-    if spec is None or spec.origin is None:
-        return False
-    if _spec(f"{module}.{name}") is not None:
-        return True
-    text = Path(spec.origin).read_text(encoding="utf-8")
-    return re.search(rf"\b{name}\b", text) is not None
-
-
-def _spec(module: str) -> ModuleSpec | None:
+def _exists(module: str) -> bool:
     try:
-        return find_spec(module)
-    except ModuleNotFoundError:  # what should hold it is no package
-        return None
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
-def _few(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+def open_lab(root: Path, arguments: Sequence[str]) -> NoReturn:
+    """Become Jupyter Lab, in `lab/`, with folders that mean the same there.
+
+    Raises:
+        CookbookError: Jupyter Lab is missing.
+    """
+    import_extra("jupyterlab")
+    env = dict(os.environ)
+    for variable in ("COOKBOOK_TRACES", "COOKBOOK_RESULTS"):
+        folder = folder_from(variable)
+        if folder is not None:
+            env[variable] = str(folder)
+    command = [sys.executable, "-m", "jupyter", "lab", *OFFLINE, *arguments]
+    os.chdir(root / "lab")
+    os.execve(sys.executable, command, env)

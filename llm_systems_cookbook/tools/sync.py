@@ -1,28 +1,22 @@
-"""Keep the notebooks in step with the package: source cells and badges."""
+"""Keep the notebooks in step with the package they show."""
 
 import ast
 import difflib
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_systems_cookbook.nb.record import write_atomic
 from llm_systems_cookbook.tools.notebooks import (
     MAX_COLUMNS,
-    Cell,
     CookbookError,
     Notebook,
     read_all,
-    require_ids,
     with_source,
     write_cells,
 )
 
 PACKAGE = "llm_systems_cookbook"
-
-# --- sync: source cells from the package ----------------------------------
 
 MODULE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*")
 OPENING_QUOTES = re.compile(r'\s*[rR]?("""|\'\'\')')
@@ -30,10 +24,10 @@ OPENING_QUOTES = re.compile(r'\s*[rR]?("""|\'\'\')')
 
 @dataclass(frozen=True)
 class Change:
-    """A text that differs from what it is derived from.
+    """A cell that differs from what it is derived from.
 
     Attributes:
-        where: `notebook: cell-id`, or a file name.
+        where: `notebook: cell-id`.
         old: the text as it is.
         new: the text as it should be.
         derived_from: what `new` comes from.
@@ -165,8 +159,7 @@ def sync(root: Path, check: bool = False) -> list[Change]:
         What differed, cell by cell.
 
     Raises:
-        CookbookError: a cell names an unknown source, or one of a notebook
-            to fill has no id of its own; nothing is written.
+        CookbookError: a cell names an unknown source; nothing is written.
     """
     changes, rewritten = [], []
     for notebook in read_all(root):
@@ -175,15 +168,9 @@ def sync(root: Path, check: bool = False) -> list[Change]:
             changes += found
             rewritten.append((notebook, cells))
     if not check:
-        _write_all(rewritten)
+        for notebook, cells in rewritten:
+            write_cells(notebook, cells)
     return changes
-
-
-def _write_all(rewritten: list[tuple[Notebook, list[dict[str, Any]]]]) -> None:
-    for notebook, _ in rewritten:
-        require_ids(notebook)
-    for notebook, cells in rewritten:
-        write_cells(notebook, cells)
 
 
 def _synced(
@@ -210,160 +197,3 @@ def _derived_for(root: Path, spec: object, where: str) -> str:
         return derived_source(root, spec)
     except CookbookError as error:
         raise CookbookError(f"{where}: {error}") from error
-
-
-# --- badges: every link that holds the repository's slug ------------------
-
-COLAB = "https://colab.research.google.com"
-NAME = r"[A-Za-z0-9_.-]+"
-COLAB_LINK = re.compile(
-    rf"{re.escape(COLAB)}/github/(?P<slug>{NAME}/{NAME})"
-    r"(?P<rest>/blob/[^/\s)]+/(?P<file>[^\s)\"'#?]+))"
-)
-CLONE_LINK = re.compile(
-    rf"(?P<before>git clone https://github\.com/){NAME}/{NAME}"
-)
-INSTALL_LINK = re.compile(
-    rf"(?P<before>git\+https://github\.com/){NAME}/{NAME}?"
-    r"(?=\.git\b|[^A-Za-z0-9_.-]|$)"
-)
-
-
-def repository_slug(root: Path) -> str:
-    """Return `owner/name` from `[project.urls]` of the repository.
-
-    Raises:
-        CookbookError: pyproject.toml has no such entry, or not on GitHub.
-    """
-    path = root / "pyproject.toml"
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        url = data["project"]["urls"]["Repository"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CookbookError(
-            f"{path}: no Repository in [project.urls]: {error!r}"
-        ) from error
-    pattern = rf"https://github\.com/({NAME}/{NAME}?)(\.git)?/?"
-    match = re.fullmatch(pattern, str(url))
-    if match is None:
-        raise CookbookError(
-            f"{path}: Repository {url!r} is not "
-            "https://github.com/<owner>/<name>"
-        )
-    return match.group(1)
-
-
-def badge_line(slug: str, file_name: str) -> str:
-    """Return the markdown of a notebook's Colab badge."""
-    return (
-        f"[![Open In Colab]({COLAB}/assets/colab-badge.svg)]"
-        f"({COLAB}/github/{slug}/blob/main/notebooks/{file_name})"
-    )
-
-
-def badges(root: Path, check: bool = False) -> list[Change]:
-    """Rewrite every Colab link and install URL from the repository's slug.
-
-    Args:
-        root: the repository.
-        check: change nothing, only find what is stale.
-
-    Returns:
-        What was stale; a missing badge is stale.
-
-    Raises:
-        CookbookError: a link to a notebook that does not exist, a badges
-            cell that is not the first, or a cell of a notebook to rewrite
-            without an id of its own; nothing is written.
-    """
-    slug = repository_slug(root)
-    changes, rewritten = [], []
-    for notebook in read_all(root):
-        cells, found = _badged(notebook, slug)
-        if found:
-            changes += found
-            rewritten.append((notebook, cells))
-    readme = _readme_change(root, slug)
-    if not check:
-        _write_all(rewritten)
-        if readme:
-            write_atomic(root / "README.md", readme.new)
-    return changes + ([readme] if readme else [])
-
-
-def _badged(
-    notebook: Notebook, slug: str
-) -> tuple[list[dict[str, Any]], list[Change]]:
-    cells, changes = [], []
-    if not notebook.cells or notebook.cells[0].id != "badges":
-        _require_no_badges_cell(notebook)
-        new = badge_line(slug, notebook.path.name)
-        cells.append(_markdown_cell("badges", new))
-        changes.append(Change(f"{notebook.stem}: badges", "", new, slug))
-    for cell in notebook.cells:
-        where = f"{notebook.stem}: {cell.label}"
-        new = _badged_source(notebook, cell, slug, where)
-        cells.append(with_source(cell, new))
-        if new != cell.source:
-            changes.append(Change(where, cell.source, new, slug))
-    return cells, changes
-
-
-def _require_no_badges_cell(notebook: Notebook) -> None:
-    if any(cell.id == "badges" for cell in notebook.cells):
-        raise CookbookError(
-            f"{notebook.stem}: badges: the badges cell is not the first"
-        )
-
-
-def _markdown_cell(cell_id: str, source: str) -> dict[str, Any]:
-    return {
-        "cell_type": "markdown",
-        "id": cell_id,
-        "metadata": {},
-        "source": source,
-    }
-
-
-def _badged_source(
-    notebook: Notebook, cell: Cell, slug: str, where: str
-) -> str:
-    if cell.index == 0 and cell.id == "badges":
-        return _with_badge(cell, badge_line(slug, notebook.path.name), where)
-    if cell.is_markdown:
-        return _with_slug(cell.source, slug, notebook.root, where)
-    if cell.id == "set-up":
-        return INSTALL_LINK.sub(rf"\g<before>{slug}", cell.source)
-    return cell.source
-
-
-def _with_badge(cell: Cell, badge: str, where: str) -> str:
-    """Return the badges cell with the one right Colab badge."""
-    if not cell.is_markdown:
-        raise CookbookError(f"{where}: the badges cell is not markdown")
-    stale = [COLAB in line for line in cell.lines]
-    place = stale.index(True) if any(stale) else 0
-    pairs = zip(cell.lines, stale, strict=True)
-    kept = [line for line, is_stale in pairs if not is_stale]
-    return "\n".join([*kept[:place], badge, *kept[place:]])
-
-
-def _with_slug(text: str, slug: str, root: Path, where: str) -> str:
-    for link in COLAB_LINK.finditer(text):
-        if not (root / link["file"]).is_file():
-            raise CookbookError(
-                f"{where}: links to {link['file']}, which does not exist"
-            )
-    return COLAB_LINK.sub(
-        lambda link: f"{COLAB}/github/{slug}{link['rest']}", text
-    )
-
-
-def _readme_change(root: Path, slug: str) -> Change | None:
-    path = root / "README.md"
-    if not path.exists():
-        return None
-    old = path.read_text(encoding="utf-8")
-    new = _with_slug(old, slug, root, path.name)
-    new = CLONE_LINK.sub(rf"\g<before>{slug}", new)
-    return Change(path.name, old, new, slug) if new != old else None

@@ -8,7 +8,6 @@ offline: then that folder alone is read. Without file or network,
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pooch
 
-from llm_systems_cookbook.validate import cdiv
+from llm_systems_cookbook.validate import cdiv, folder_from
 from llm_systems_cookbook.workloads.generated import (
     MAX_TOKENS,
     Workload,
@@ -389,9 +388,9 @@ def _known(name: str) -> str:
 
 
 def _find(name: str, source: _Source) -> Path:
-    folder = os.environ.get(FOLDER_VARIABLE)
+    folder = folder_from(FOLDER_VARIABLE)
     if folder:
-        return Path(os.path.expanduser(folder)) / source.file
+        return folder / source.file
     return _download_once(name, source)
 
 

@@ -257,7 +257,7 @@ def test_run_refuses_a_number_below_1(root, option):
     assert call(root, "run", option, "0").exit_code == 2
 
 
-# --- sync, badges, lint ---------------------------------------------------
+# --- sync, lint -----------------------------------------------------------
 
 
 def test_sync_check_shows_a_diff_and_exits_1_until_sync_has_run(root):
@@ -283,21 +283,12 @@ def test_sync_of_an_unknown_source_names_notebook_and_cell(root):
     assert "'Lake'" in done.stderr
 
 
-def test_badges_check_names_what_is_stale_until_badges_has_run(root):
-    write_notebook(root, "01_a", "x = 1")
-    stale = call(root, "badges", "--check")
-    assert stale.exit_code == 1
-    assert "stale 01_a: badges" in stale.output
-    assert call(root, "badges").output == "rewrote 01_a: badges\n"
-    assert call(root, "badges", "--check").exit_code == 0
-
-
 def test_lint_prints_every_problem_and_exits_1(root):
-    write_notebook(root, "01_a", "!ls", "#" * 80)
+    write_notebook(root, "01_a", "!ls", "%%bash")
     done = call(root, "lint")
     assert done.exit_code == 1
     assert "01_a: part-0: runs a shell: !ls\n" in done.output
-    assert "01_a: part-1: line 1 has 80 columns, limit 79\n" in done.output
+    assert "01_a: part-1: runs a shell: %%bash\n" in done.output
 
 
 @pytest.mark.parametrize("is_warning", [True, False])
@@ -311,7 +302,7 @@ def test_lint_exits_0_when_there_are_only_warnings(
 
 # --- Which repository -----------------------------------------------------
 
-COMMANDS = ["run", "results", "sync", "badges", "lint"]
+COMMANDS = ["run", "results", "sync", "lint"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

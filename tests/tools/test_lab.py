@@ -1,100 +1,97 @@
-"""Copies for the reader: made once, never replaced, and looked at."""
+"""Copies of the notebooks in lab/: made once, kept, and looked at."""
 
-import json
+import os
+import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
 
-from llm_systems_cookbook.tools.lab import prepare_lab
-
-
-def cell(name: str, source: str, **metadata: str) -> dict:
-    return {
-        "cell_type": "code",
-        "id": name,
-        "metadata": metadata,
-        "source": source,
-        "outputs": [],
-        "execution_count": None,
-    }
-
-
-def write(path: Path, *cells: dict) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    notebook = {
-        "nbformat": 4,
-        "nbformat_minor": 5,
-        "metadata": {},
-        "cells": list(cells),
-    }
-    path.write_text(json.dumps(notebook))
-    return path
-
-
-STUB = cell("answer", "raise NotImplementedError", exercise="answer")
+from llm_systems_cookbook.tools import lab
+from llm_systems_cookbook.tools.lab import copy_notebooks, open_lab
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    write(tmp_path / "notebooks" / "01_a.ipynb", cell("one", "x = 1"), STUB)
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    write(tmp_path / "notebooks" / "01_a.ipynb")
     return tmp_path
 
 
-def test_each_notebook_is_copied_once(root: Path):
-    assert prepare_lab(root) == []
+def write(path, prose="# Build", code="x = 1"):
+    cells = [
+        nbformat.v4.new_markdown_cell(prose, id="title"),
+        nbformat.v4.new_code_cell(code, id="stub"),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+
+
+def test_an_answer_in_a_copy_stays_and_is_no_cause_for_a_remark(root):
+    assert copy_notebooks(root) == []
     copy = root / "lab" / "01_a.ipynb"
-    assert copy.read_text() == (root / "notebooks" / "01_a.ipynb").read_text()
+    write(copy, code="from llm_systems_cookbook.memory import BlockAllocator")
+    before = copy.read_bytes()
+    assert copy_notebooks(root) == []
+    assert copy.read_bytes() == before
 
 
-def test_an_answer_in_a_copy_stays_and_is_no_difference(root: Path):
-    answer = cell("answer", "x = 2", exercise="answer")
-    copy = write(root / "lab" / "01_a.ipynb", cell("one", "x = 1"), answer)
-    before = copy.read_text()
-    assert prepare_lab(root) == []
-    assert copy.read_text() == before
+def rewritten(root):
+    write(root / "notebooks" / "01_a.ipynb", prose="# Build more")
 
 
-def test_a_copy_of_an_older_notebook_is_named_and_kept(root: Path):
-    copy = write(root / "lab" / "01_a.ipynb", cell("one", "x = 0"), STUB)
-    before = copy.read_text()
-    (remark,) = prepare_lab(root)
-    assert remark == "lab/01_a.ipynb: differs from the notebook in one"
-    assert copy.read_text() == before
+def renumbered(root):
+    shutil.move(root / "notebooks" / "01_a.ipynb", root / "notebooks" / "02_a")
+    write(root / "notebooks" / "02_a.ipynb")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from llm_systems_cookbook import plots, traces",
-        "from llm_systems_cookbook.workload import alpaca",
-        "from llm_systems_cookbook.attention import triton_kernels",
-        "from llm_systems_cookbook.attention.compiled import Spec",
-        "from llm_systems_cookbook.memory.memory_manager import Usage",
-    ],
-)
-def test_an_import_that_has_moved_is_named(root: Path, line: str):
-    write(root / "lab" / "01_a.ipynb", cell("one", line), STUB)
-    (remark,) = prepare_lab(root)
-    assert "imports what is no longer there: llm_systems_cook" in remark
+def moved_import(root):
+    code = "from llm_systems_cookbook.paged_cache import PagedKVCache"
+    write(root / "lab" / "01_a.ipynb", code=code)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from llm_systems_cookbook import plots, workloads",
-        "from llm_systems_cookbook.workloads import load, traces",
-        "from llm_systems_cookbook.attention.triton import kernels",
-    ],
-)
-def test_an_import_of_today_is_not(root: Path, line: str):
-    write(root / "notebooks" / "01_a.ipynb", cell("one", line))
-    write(root / "lab" / "01_a.ipynb", cell("one", line))
-    assert prepare_lab(root) == []
-
-
-def test_a_copy_without_a_notebook_and_a_broken_one_are_named(root: Path):
-    write(root / "lab" / "09_gone.ipynb", cell("one", "x = 1"))
+def broken(root):
     (root / "lab" / "01_a.ipynb").write_text("{")
-    first, second = prepare_lab(root)
-    assert first.startswith("lab/01_a.ipynb: cannot be read")
-    assert second == "lab/09_gone.ipynb: no notebook has this name now"
+
+
+def stale_record(root):
+    (root / "results").mkdir()
+    (root / "results" / "09_gone.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("change", "remark"),
+    [
+        (rewritten, "lab/01_a.ipynb is a copy of an older notebook"),
+        (renumbered, "lab/01_a.ipynb is a copy of a notebook that is gone"),
+        (
+            moved_import,
+            "lab/01_a.ipynb imports llm_systems_cookbook.paged_cache",
+        ),
+        (broken, "lab/01_a.ipynb cannot be compared"),
+        (stale_record, "09_gone.json: a record of no notebook"),
+    ],
+)
+def test_what_is_out_of_step_is_said_and_kept(root, change, remark):
+    copy_notebooks(root)
+    change(root)
+    before = (root / "lab" / "01_a.ipynb").read_bytes()
+    (line,) = copy_notebooks(root)
+    assert line.startswith(remark)
+    assert (root / "lab" / "01_a.ipynb").read_bytes() == before
+
+
+def test_folders_given_by_a_variable_mean_the_same_in_lab(root, monkeypatch):
+    copy_notebooks(root)
+    became = []
+    monkeypatch.setattr(lab.os, "execve", lambda *call: became.append(call))
+    monkeypatch.setenv("HOME", str(root / "home"))
+    monkeypatch.setenv("COOKBOOK_TRACES", "~/traces")
+    monkeypatch.setenv("COOKBOOK_RESULTS", "records")
+    here = Path.cwd()
+    open_lab(root, ["--no-browser"])
+    ((_, command, env),) = became
+    assert env["COOKBOOK_TRACES"] == str(root / "home" / "traces")
+    assert env["COOKBOOK_RESULTS"] == str(here / "records")
+    assert command[-1] == "--no-browser"
+    assert os.path.samefile(Path.cwd(), root / "lab")
