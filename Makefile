@@ -11,11 +11,12 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lab lint matrix floor clean
+.PHONY: help run test quick lab lint matrix floor clean
 
 help:
 	@echo 'make run     run every notebook, then show what passed and was measured'
 	@echo 'make test    run the tests, and every notebook cell by cell'
+	@echo 'make quick   run the tests that are fast, for daily work'
 	@echo 'make lab     open the notebooks in Jupyter Lab'
 	@echo 'make lint    check style, notebooks and copied source'
 	@echo 'make matrix  test the Triton kernels with each Triton of $(TRITONS)'
@@ -33,15 +34,24 @@ help:
 run: $(STAMP)
 	$(BIN)/cookbook run
 
-# Notebooks come first: they are the longest, and worksteal shares the rest.
-# Their results go to build/, so a test run never replaces your figures. Each
-# worker has one thread, and threads that wait sleep: on two cores that several
-# processes share, spinning ones would keep the others from their work.
+# Each worker has one thread, and threads that wait sleep: on two cores that
+# several processes share, spinning ones would keep the others from their work.
+test quick: export OMP_NUM_THREADS := 1
+test quick: export OMP_WAIT_POLICY := PASSIVE
+
+# The kernels are compiled first, or each worker would compile them anew.
+# Notebooks come first among the tests: they are the longest, and worksteal
+# shares the rest. Their results go to build/, so a test run never replaces
+# your figures.
 test: $(STAMP)
-	COOKBOOK_RESULTS="$(CURDIR)/build/test-results" OMP_NUM_THREADS=1 \
-	OMP_WAIT_POLICY=PASSIVE \
+	cd tests && ../$(BIN)/python -m cases.compile_kernels $(JOBS)
+	COOKBOOK_RESULTS="$(CURDIR)/build/test-results" \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
 		--nbmake --nbmake-timeout=120 notebooks tests
+
+# Without notebooks, faulty copies and grids: tests/conftest.py has the list.
+quick: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow' tests
 
 # In copies that git ignores: your answers stay, and the tests stay green.
 lab: $(STAMP)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import matplotlib
 import pytest
@@ -25,6 +26,38 @@ if not torch.cuda.is_available():
 # The same examples on every run, and none fails for being slow.
 settings.register_profile("cookbook", derandomize=True, deadline=None)
 settings.load_profile("cookbook")
+
+HERE = Path(__file__).parent
+# Files and folders that `make quick` leaves out: they run cells of notebooks,
+# faulty copies, grids under Triton's interpreter, compilers or benchmarks.
+SLOW = (
+    "test_notebooks.py",
+    "test_exercises.py",
+    "test_faults.py",
+    "test_benchmarks.py",
+    "attention/cpu",
+    "attention/triton",
+    "attention/test_attention_backends.py",
+    "attention/test_edge_of_memory.py",
+    "attention/test_write_kv.py",
+    "serving/test_serving_faults.py",
+    "serving/test_serving_oracles.py",
+    "tools/test_run.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow, by where it lies.
+
+    Raises:
+        UsageError: a name of `SLOW` is not there.
+    """
+    slow = [HERE / name for name in SLOW]
+    if gone := [str(path) for path in slow if not path.exists()]:
+        raise pytest.UsageError(f"SLOW names what is not there: {gone}")
+    for item in items:
+        if any(item.path.is_relative_to(path) for path in slow):
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,57 @@
 """Run a notebook's cells in this process, with some of them replaced."""
 
 import ast
+import dis
 import linecache
-import symtable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from types import CodeType
+from unittest.mock import patch
 
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+# Cells that simulate, measure or compile for seconds. `make run` and nbmake
+# run them; where a notebook runs for another reason they are left out.
+LONG = {
+    "05_memory_waste": {"fig2-run", "fig2-sensitivity", "traces-run"},
+    "06_paged_kv_cache": {"times", "block-sizes"},
+    "07_triton_paged_attention": {
+        "variants-check",
+        "compile",
+        "times-run",
+        "cost",
+    },
+    "08_continuous_batching": {
+        "measure-engines",
+        "measure-long",
+        "load",
+        "cost-scheduling",
+    },
+    "09_paged_engine": {
+        "random-check",
+        "float32",
+        "compare",
+        "short-memory",
+        "crossover-run",
+        "watermark-run",
+        "block-sizes",
+    },
+    "10_paging_for_free": {
+        "same-tokens",
+        "ample",
+        "short-memory",
+        "large",
+        "peaks",
+        "exactness",
+    },
+}
+
+CHECKING = ("check", "check_close")  # methods of a session
 
 
 def code_cells(path: Path) -> list[nbformat.NotebookNode]:
@@ -25,41 +67,69 @@ def run_cell(source: str, namespace: dict, name: str) -> None:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """Return the names that a cell binds, and those it reads."""
-    code = TransformerManager().transform_cell(source)
-    whole = symtable.symtable(code, "cell", "exec")
-    bound = {
-        symbol.get_name()
-        for symbol in whole.get_symbols()
-        if symbol.is_assigned() or symbol.is_imported()
-    }
-    read, tables = set(), [whole]
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        read |= {
-            symbol.get_name()
-            for symbol in table.get_symbols()
-            if symbol.is_referenced()
-            and (table is whole or symbol.is_global())
+    """Return the names that a cell binds, and those it needs from others.
+
+    What it binds before it reads is its own, such as the name of a loop. What
+    its functions read counts as its own where the cell binds it anywhere.
+    """
+    whole = compile(TransformerManager().transform_cell(source), "", "exec")
+    bound, needed, inner = set(), set(), set()
+    for name, is_bound in _uses(whole):
+        if is_bound:
+            bound.add(name)
+        elif name not in bound:
+            needed.add(name)
+    codes = [whole]
+    while codes:
+        nested = [c for c in codes.pop().co_consts if isinstance(c, CodeType)]
+        inner |= {
+            n for c in nested for n, is_bound in _uses(c) if not is_bound
         }
-    return bound, read
+        codes += nested
+    return bound, needed | (inner - bound)
+
+
+def _uses(code: CodeType) -> Iterator[tuple[str, bool]]:
+    """Yield the global names of compiled code in order; True if bound."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_NAME", "LOAD_GLOBAL", "STORE_NAME"):
+            yield step.argval, step.opname == "STORE_NAME"
+
+
+def short_cells(path: Path) -> list[nbformat.NotebookNode]:
+    """Return the cells that are not `LONG`, and need nothing of those."""
+    kept: list[nbformat.NotebookNode] = []
+    missing: set[str] = set()
+    for cell in code_cells(path):
+        bound, read = names_of(cell.source)
+        if cell.id in LONG.get(path.stem, ()) or read & missing:
+            missing |= bound
+        else:
+            # Bound again, a name is there again.
+            missing -= bound
+            kept.append(cell)
+    return kept
 
 
 def cells_that_exercises_need(path: Path) -> list[nbformat.NotebookNode]:
-    """Return the exercises' cells, and those that bind what they read.
+    """Return the exercises' cells, and those that bind what they read."""
+    cells = exercise_cells(path).values()
+    return needed_cells(path, {c.id for part in cells for c in part})
+
+
+def needed_cells(path: Path, ours: set[str]) -> list[nbformat.NotebookNode]:
+    """Return the cells of these ids, and those that bind what they read.
 
     What is left out measures, draws and checks: minutes, in each process.
     Names are seen, changes are not: a cell that only changes an object
-    (`x.append(1)`, `x[0] = 1`) is left out, and no exercise may need one.
+    (`x.append(1)`, `x[0] = 1`) is left out, and none of ours may need one.
     """
-    ours = {c.id for cells in exercise_cells(path).values() for c in cells}
     kept: list[nbformat.NotebookNode] = []
     missing: set[str] = set()
     for cell in reversed(code_cells(path)):
         bound, read = names_of(cell.source)
         if cell.id in ours or bound & missing:
-            # A name bound here may have been bound before, and changed here.
+            # A name stays missing: this cell may only bind it again.
             missing |= read
             kept.insert(0, cell)
     return kept
@@ -92,24 +162,30 @@ def example_of(grading: str, grader: str) -> str:
     return "\n".join(ast.unparse(node) for node in body)
 
 
-def failed_check(namespace: dict) -> str | None:
-    session = namespace.get("s")
-    if session is None:
-        return None
-    record = session._as_dict("incomplete")["checks"]
-    failed = [check["name"] for check in record if check["status"] == "failed"]
-    return failed[0] if failed else None
+class CheckFailed(BaseException):
+    """Ends a cell at its first failed check; no cell may catch it."""
+
+
+def stopping(check: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a session's method that checks, and that ends the cell."""
+
+    def checked(self: object, name: str, *rest: object, **named: object):
+        if not check(self, name, *rest, **named):
+            raise CheckFailed(name)
+        return True
+
+    return checked
 
 
 def first_failed_check(path: Path) -> str | None:
-    """Return the first failed check, also when its cell raises after it."""
+    """Return the first failed check. Nothing runs after it."""
+    session = import_module("llm_systems_cookbook.nb").Session
+    methods = {n: stopping(getattr(session, n)) for n in CHECKING}
     namespace: dict = {"__name__": "__main__"}
-    for cell in code_cells(path):
-        try:
-            run_cell(cell.source, namespace, f"{path.stem}:{cell.id}")
-        except Exception:
-            if failed_check(namespace) is None:
-                raise
-        if failed_check(namespace) is not None:
-            return failed_check(namespace)
+    with patch.multiple(session, **methods):
+        for cell in code_cells(path):
+            try:
+                run_cell(cell.source, namespace, f"{path.stem}:{cell.id}")
+            except CheckFailed as failed:
+                return str(failed)
     return None
