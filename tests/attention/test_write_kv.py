@@ -8,7 +8,7 @@ import torch
 from cases.attention import Case, build, device_of, inputs_of, moved
 from cases.write import WRITES, Write, write_problem
 
-from llm_systems_cookbook.attention.cpu import kernels as cpu
+from llm_systems_cookbook.attention.cpu import launch
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import FP8, checked_inputs
 from llm_systems_cookbook.attention.reference import reference_attention
@@ -162,7 +162,7 @@ def test_torchs_default_device_does_not_matter(
     key, value = rows(1, backend)
     slots = torch.tensor([1])
     if backend == "cpu":
-        cpu._meanings.cache_clear()
+        launch._meanings.cache_clear()
     with torch.device("meta"):
         write_kv(key, value, keys, values, slots, backend=backend)
     assert (keys[0, :, 1].float() == 1).all()
