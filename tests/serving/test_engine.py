@@ -665,7 +665,7 @@ def test_both_caches_are_written_by_the_fastest_write(contiguous, monkeypatch):
 
 
 def test_the_layers_of_a_step_share_one_plan(monkeypatch):
-    made = counted_calls(monkeypatch, cpu, "_cut")
+    made = counted_calls(monkeypatch, cpu.plan, "_cut")
     engine = Setup(backend="cpu").make_engine()
     assert engine.generate([[1, 2, 3]], 4) == [greedy([1, 2, 3], 4)]
     assert len(made) == 4, "one for each of four steps, with two layers each"
