@@ -1,7 +1,7 @@
 """Keys and values go into their slots, on every backend, and nowhere else."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
