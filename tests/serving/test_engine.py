@@ -1,5 +1,6 @@
 """The engine: its tokens, its errors, and what is left after each."""
 
+import importlib
 import itertools
 import math
 import re
@@ -664,9 +665,21 @@ def test_both_caches_are_written_by_the_fastest_write(contiguous, monkeypatch):
         assert len(written) == calls, "one call for each layer"
 
 
-def test_the_layers_of_a_step_share_one_plan(monkeypatch):
-    made = counted_calls(monkeypatch, cpu.plan, "_cut")
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        ("attention.cpu.plan", "_cut"),
+        ("attention.inputs", "_check_floats"),
+        ("attention.write", "_check"),
+        ("attention.write", "choose_backend"),
+    ],
+)
+def test_what_a_step_does_once_it_does_not_do_in_each_layer(
+    module, function, monkeypatch
+):
     engine = Setup(backend="cpu").make_engine()
+    home = importlib.import_module(f"llm_systems_cookbook.{module}")
+    made = counted_calls(monkeypatch, home, function)
     assert engine.generate([[1, 2, 3]], 4) == [greedy([1, 2, 3], 4)]
     assert len(made) == 4, "one for each of four steps, with two layers each"
 
