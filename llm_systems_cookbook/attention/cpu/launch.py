@@ -4,9 +4,9 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from numba import get_num_threads, set_num_threads
 from torch import Tensor
 
+from llm_systems_cookbook.attention.cpu import threads
 from llm_systems_cookbook.attention.cpu.kernels import (
     CACHE_LINE,
     TILE,
@@ -35,6 +35,7 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
 
     Raises:
         ValueError: out has another shape, or a plan of other inputs.
+        RuntimeError: see `threads.run`.
     """
     shape = inputs.num_tokens, inputs.num_heads, inputs.head_dim_v
     if out.shape != shape:
@@ -43,30 +44,19 @@ def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     plan = plan_of(inputs, exact)
     in_place = out.dtype == exact and out.is_contiguous()
     result = out if in_place else torch.empty(out.shape, dtype=exact)
-    # Nothing is set that is right already: each call costs microseconds, and
-    # a layer of a small step has few.
-    wanted, before = torch.get_num_threads(), get_num_threads()
-    if before != plan.threads:
-        set_num_threads(plan.threads)
-    try:
-        attend_all(
-            _array(inputs.query.to(exact)),
-            _cache(inputs.key_cache, exact),
-            _cache(inputs.value_cache, exact),
-            plan.tables,
-            plan.scoring,
-            plan.tiles,
-            plan.pieces,
-            plan.shares,
-            result.numpy(),
-        )
-    finally:
-        if before != plan.threads:
-            set_num_threads(before)
-        if torch.get_num_threads() != wanted:
-            # Where both use OpenMP, numba starts its threads by telling
-            # OpenMP how many there are, and torch believes it.
-            torch.set_num_threads(wanted)
+    threads.run(
+        attend_all,
+        plan.threads,
+        _array(inputs.query.to(exact)),
+        _cache(inputs.key_cache, exact),
+        _cache(inputs.value_cache, exact),
+        plan.tables,
+        plan.scoring,
+        plan.tiles,
+        plan.pieces,
+        plan.shares,
+        result.numpy(),
+    )
     return out if in_place else out.copy_(result)
 
 
