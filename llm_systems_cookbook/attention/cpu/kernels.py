@@ -2,8 +2,9 @@
 
 The work is cut into pieces: one KV head, a few query rows, a range of
 positions (see `plan`). A piece goes through its range tile by tile with an
-online softmax and leaves three things for each row and head: the largest
-score, the total of the weights and the weighted sum of values. A tile that the
+online softmax and leaves three things for each row and head, by their usual
+names: `m`, the largest score; `l`, the total of the weights exp(score - m);
+`acc`, the sum of the values with these weights. A tile that the
 sums can take as it is stays where it is; any other is copied, and widened on
 the way. Pieces of the same rows are then combined.
 
@@ -57,8 +58,7 @@ class Cache(NamedTuple):
     table: np.ndarray  # [256] float32, what an 8-bit number stands for
 
 
-# What the pieces leave behind: the largest score and the total of the weights,
-# both [num_pieces, rows * group], and the weighted sums of values,
+# m, l and acc of all pieces: m and l [num_pieces, rows * group], acc
 # [num_pieces, rows * group, head_dim_v].
 Partial = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -153,9 +153,9 @@ def _attend(
     limit = len(blocks) * keys.block_size + 1
     group = query.shape[1] // len(scoring.scale)
     queries = _rows(query, own.row, own.rows, head, group)
-    peaks, totals, sums = partial[0][nth], partial[1][nth], partial[2][nth]
+    m, l, acc = partial[0][nth], partial[1][nth], partial[2][nth]
     for i in range(len(queries)):
-        peaks[i], totals[i], sums[i] = -np.inf, 0, 0
+        m[i], l[i], acc[i] = -np.inf, 0, 0
     # Taken out here: each call that is given arrays counts their users.
     scale, window = scoring.scale[head], scoring.window
     slopes, softcap = scoring.slopes, scoring.softcap
@@ -163,7 +163,7 @@ def _attend(
     key_rows = np.empty(TILE, np.int64)
     value_rows = np.empty(TILE, np.int64)
     key_tile = _aligned(TILE, queries.shape[1], query)
-    value_tile = _aligned(TILE, sums.shape[1], query)
+    value_tile = _aligned(TILE, acc.shape[1], query)
     end, last = piece.low, piece.end
     keys_stay = _stay(keys, blocks, end, last)
     values_stay = _stay(values, blocks, end, last)
@@ -184,9 +184,7 @@ def _attend(
         for i in range(len(queries)):
             a, b = _part(next_end - end, i, len(queries))
             _prefetch_rows(keys, keys_stay, key_rows, a, b, queries.shape[1])
-            _prefetch_rows(
-                values, values_stay, value_rows, a, b, sums.shape[1]
-            )
+            _prefetch_rows(values, values_stay, value_rows, a, b, acc.shape[1])
             # Positions up to its own; at most one that no block holds.
             seen = min(position + i // group + 1, limit)
             low = max(first, seen - window)
@@ -198,9 +196,9 @@ def _attend(
             distance = low - length + 1
             slope = slopes[head * group + i % group]
             _cap_and_bias(weights, count, distance, slope, softcap)
-            _softmax_step(weights, count, peaks, totals, sums, i)
-            value = value_at + (low - first) * sums.shape[1]
-            _add_values(weights, count, value_numbers, value, sums, i)
+            _softmax_step(weights, count, m, l, acc, i)
+            value = value_at + (low - first) * acc.shape[1]
+            _add_values(weights, count, value_numbers, value, acc, i)
 
 
 @inlined()
@@ -430,29 +428,29 @@ def _cap_and_bias(
 def _softmax_step(
     weights: np.ndarray,
     count: int,
-    peaks: np.ndarray,
-    totals: np.ndarray,
-    sums: np.ndarray,
+    m: np.ndarray,
+    l: np.ndarray,
+    acc: np.ndarray,
     i: int,
 ) -> None:
     """Turn scores into weights against the largest score so far."""
-    peak = peaks[i]
+    m_new = m[i]
     above = False  # rarely: vector units can tell, but not name the largest
     for j in range(count):
-        above |= weights[j] > peak
+        above |= weights[j] > m_new
     if above:
         for j in range(count):
-            peak = max(peak, weights[j])
-    base = _base(peak)
+            m_new = max(m_new, weights[j])
+    base = _base(m_new)
     for j in range(count):
         weights[j] = _exp(weights[j] - base)
     if above:  # what was summed against a smaller one shrinks
-        shrink = _exp(peaks[i] - base)
-        totals[i] *= shrink
-        for d in range(sums.shape[1]):
-            sums[i, d] *= shrink
-        peaks[i] = peak
-    totals[i] += _sum(weights, count)
+        shrink = _exp(m[i] - base)
+        l[i] *= shrink
+        for d in range(acc.shape[1]):
+            acc[i, d] *= shrink
+        m[i] = m_new
+    l[i] += _sum(weights, count)
 
 
 @inlined(fastmath=REORDER)
@@ -465,10 +463,10 @@ def _sum(weights: np.ndarray, count: int) -> float:
 
 
 @inlined()
-def _base(peak: float) -> float:
+def _base(m: float) -> float:
     """Return what is taken off every score: the largest, where it is one."""
     # Where all scores are -inf, against 0 their weights are 0, not NaN.
-    return np.float32(0) if peak == -np.inf else peak
+    return np.float32(0) if m == -np.inf else m
 
 
 @inlined()
@@ -477,17 +475,17 @@ def _add_values(
     count: int,
     values: np.ndarray,
     first: int,
-    sums: np.ndarray,
+    acc: np.ndarray,
     i: int,
 ) -> None:
     """Add the values that start at `first`, each times its weight."""
-    at, width = np.uint64(first), np.uint64(sums.shape[1])
+    at, width = np.uint64(first), np.uint64(acc.shape[1])
     if width == SMALL_WIDTH:
-        _add_values_by(SMALL_WIDTH, weights, count, values, at, sums, i)
+        _add_values_by(SMALL_WIDTH, weights, count, values, at, acc, i)
     elif width == USUAL_WIDTH:
-        _add_values_by(USUAL_WIDTH, weights, count, values, at, sums, i)
+        _add_values_by(USUAL_WIDTH, weights, count, values, at, acc, i)
     else:
-        _add_values_by(width, weights, count, values, at, sums, i)
+        _add_values_by(width, weights, count, values, at, acc, i)
 
 
 @inlined(fastmath=REORDER)
@@ -497,7 +495,7 @@ def _add_values_by(
     count: int,
     values: np.ndarray,
     v0: int,
-    sums: np.ndarray,
+    acc: np.ndarray,
     i: int,
 ) -> None:
     """Add values of a tile, each times its weight, eight at a time."""
@@ -523,7 +521,7 @@ def _add_values_by(
         v6 = v5 + width
         v7 = v6 + width
         for d in range(width):
-            sums[i, d] += (
+            acc[i, d] += (
                 w0 * values[v0 + d]
                 + w1 * values[v1 + d]
                 + w2 * values[v2 + d]
@@ -536,7 +534,7 @@ def _add_values_by(
         v0 = v7 + width
     for j in range(whole, count):
         for d in range(width):
-            sums[i, d] += weights[j] * values[v0 + d]
+            acc[i, d] += weights[j] * values[v0 + d]
         v0 += width
 
 
@@ -576,18 +574,18 @@ def _merge(
     row: np.ndarray,
 ) -> None:
     """Write one row's weighted mean of values; a sink adds to the total."""
-    peaks, totals, sums = partial
-    peak = sink
+    m, l, acc = partial
+    m_all = sink
     for piece in range(first, end):
-        peak = max(peak, peaks[piece, i])
-    base = _base(peak)
-    total = _exp(sink - base)
+        m_all = max(m_all, m[piece, i])
+    base = _base(m_all)
+    l_all = _exp(sink - base)
     for piece in range(first, end):
-        total += totals[piece, i] * _exp(peaks[piece, i] - base)
+        l_all += l[piece, i] * _exp(m[piece, i] - base)
     for piece in range(first, end):
-        share = _exp(peaks[piece, i] - base) / total * scale
+        share = _exp(m[piece, i] - base) / l_all * scale
         for d in range(len(row)):
-            row[d] += share * sums[piece, i, d]
+            row[d] += share * acc[piece, i, d]
 
 
 @intrinsic
