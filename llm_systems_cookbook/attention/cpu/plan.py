@@ -48,6 +48,7 @@ class Plan(NamedTuple):
 
     sizes: tuple[object, ...]  # see `_sizes`
     given: tuple[Tensor | None, ...]  # the very tensors, see `_given`
+    versions: list[int] | None  # how often each was written, see `_versions`
     tables: np.ndarray  # [num_seqs, max_blocks] int64
     scoring: Scoring
     tiles: np.ndarray  # of QUERY_TILE
@@ -64,12 +65,16 @@ class Plan(NamedTuple):
 
 
 def plan_of(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
-    """Return the plan; the layers of a step share one."""
+    """Return the plan; the layers of a step share one.
+
+    It is made again when one of its tensors was changed in place.
+    """
     if inputs.plan is None:
         return _new_plan(inputs, exact)
-    if "cpu" not in inputs.plan:
-        inputs.plan["cpu"] = _new_plan(inputs, exact)
-    plan = inputs.plan["cpu"]
+    plan = inputs.plan.get("cpu")
+    if plan is None:
+        plan = inputs.plan["cpu"] = _new_plan(inputs, exact)
+        return plan
     # Rows of another step would be written outside of this one's output.
     if plan.sizes != _sizes(inputs) or not all(
         map(operator.is_, plan.given, _given(inputs))
@@ -77,6 +82,8 @@ def plan_of(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
         raise ValueError(
             "the plan was made for other tables, lengths, heads or options"
         )
+    if plan.versions is None or plan.versions != _versions(plan.given):
+        plan = inputs.plan["cpu"] = _new_plan(inputs, exact)
     return plan
 
 
@@ -103,11 +110,23 @@ def _given(inputs: AttentionInputs) -> tuple[Tensor | None, ...]:
     )
 
 
+def _versions(given: tuple[Tensor | None, ...]) -> list[int] | None:
+    """Return torch's count of the writes into each tensor.
+
+    None where torch does not count them, in inference mode.
+    """
+    try:
+        return [tensor._version for tensor in given if tensor is not None]
+    except RuntimeError:
+        return None
+
+
 def _new_plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
     threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS)
     return Plan(
         _sizes(inputs),
         _given(inputs),
+        _versions(_given(inputs)),
         inputs.block_tables.long().contiguous().numpy(),
         _scoring(inputs, np.float64 if exact == torch.float64 else np.float32),
         *_cut(

@@ -72,9 +72,9 @@ def _start() -> None:
 def _openmp_as_before() -> Iterator[None]:
     """Keep OpenMP's rule on threads that start threads of their own.
 
-    numba 0.61 to 0.66 allows it, 0.67 does not. Where torch uses the same library,
-    each thread of its attention then starts as many again, and that takes
-    many times as long.
+    numba 0.61 to 0.66 allows it, 0.67 does not. Where torch uses the same
+    library, each thread of its attention then starts as many again, and that
+    takes many times as long.
     """
     settings = [
         (library, name, getattr(library, f"omp_get_{name}")())

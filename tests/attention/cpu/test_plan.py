@@ -153,6 +153,24 @@ def test_a_plan_of_another_step_is_refused():
     assert out.isnan().all()
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["seq_lens", "block_tables", "sinks"])
+def test_a_shared_plan_follows_what_is_changed_in_place(name, mode):
+    with mode():
+        inputs = inputs_of(Case(lengths="around", table="exact", sinks=True))
+        inputs = replace(inputs, plan={})
+        before = cpu_attention(inputs, poisoned_output(inputs))
+        changed = getattr(inputs, name)
+        changed.copy_(changed.flip(0) if name != "seq_lens" else changed - 3)
+        out = cpu_attention(inputs, poisoned_output(inputs))
+        fresh = replace(inputs, plan=None)
+        assert torch.equal(
+            out.nan_to_num(7),
+            cpu_attention(fresh, poisoned_output(fresh)).nan_to_num(7),
+        )
+        assert not torch.equal(out, before)
+
+
 @pytest.mark.parametrize(
     "name", ["block_tables", "seq_lens", "query_start_loc"]
 )
