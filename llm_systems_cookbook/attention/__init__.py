@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         PagedKVCache,
     )
     from llm_systems_cookbook.attention.reference import reference_attention
-    from llm_systems_cookbook.attention.write import write_kv
+    from llm_systems_cookbook.attention.write import CacheWrite, write_kv
 
 _HOME = {
     "BACKENDS": "backends",
@@ -52,6 +52,7 @@ _HOME = {
     "ContiguousKVCache": "kv_cache",
     "PagedKVCache": "kv_cache",
     "reference_attention": "reference",
+    "CacheWrite": "write",
     "write_kv": "write",
 }
 
@@ -59,6 +60,7 @@ __all__ = [
     "BACKENDS",
     "INDEX",
     "AttentionInputs",
+    "CacheWrite",
     "ContiguousKVCache",
     "PagedKVCache",
     "Workspace",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INTERPRET = "TRITON_INTERPRET"
+DISABLE_JIT = "NUMBA_DISABLE_JIT"
 BACKEND = "COOKBOOK_BACKEND"
 BACKENDS = ("reference", "gather", "cpu", "triton")
 
@@ -103,9 +104,35 @@ def _reason(backend: str, place: Place) -> str:
         return f"the tensors are on {place.device}"
     if backend == "cpu" and not installed("numba"):
         return "numba is not installed"
+    if backend == "cpu" and _numbas_compiler_is_off():
+        return f"numba's compiler is off ({DISABLE_JIT})"
+    if backend in _ruled_out:
+        return _ruled_out[backend]
     if backend == "triton":
         return _why_not_triton(place)
     return ""
+
+
+def rule_out(backend: str, reason: str) -> None:
+    """Let a backend be chosen in this process no more.
+
+    It says so itself, when it has found out.
+    """
+    _ruled_out[backend] = reason
+
+
+_ruled_out: dict[str, str] = {}
+
+
+def _numbas_compiler_is_off() -> bool:
+    """Tell whether numba runs its functions as plain Python; imports nothing.
+
+    The kernels are no plain Python: they would crash.
+    """
+    if "numba" in sys.modules:
+        return bool(sys.modules["numba"].config.DISABLE_JIT)
+    given = os.environ.get(DISABLE_JIT, "").strip()
+    return given.isdigit() and int(given) != 0
 
 
 def _why_not_triton(place: Place) -> str:

@@ -64,39 +64,157 @@ def write_kv(
             scale that is not above 0 and finite, an unknown backend. Nothing
             was written.
     """
-    _check(key, value, key_cache, value_cache, slot_mapping)
-    backend = choose_backend(key, backend)
-    kv_heads = key_cache.shape[1]
-    k_scale = cache_scale("k_scale", k_scale, kv_heads, key)
-    v_scale = cache_scale("v_scale", v_scale, kv_heads, key)
-    if validate:
-        check_cache_scale("k_scale", k_scale)
-        check_cache_scale("v_scale", v_scale)
-        _check_slots(
-            slot_mapping.long(), key_cache.shape[0] * key_cache.shape[2]
-        )
-    if backend in ("cpu", "triton"):
-        # torch sees no kernel write: a backward pass that needs what was
-        # there before would not raise.
-        increment_version((key_cache, value_cache))
-    if backend == "triton":
-        from llm_systems_cookbook.attention.triton.launch import triton_write
+    write = CacheWrite(
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        backend,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        validate=validate,
+    )
+    write(key, value, key_cache, value_cache)
 
-        triton_write(
-            key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
-        )
-        return
-    key = as_stored(key, key_cache.dtype, k_scale)
-    value = as_stored(value, value_cache.dtype, v_scale)
-    if backend == "cpu":
-        # When it is used: numba takes a moment.
-        from llm_systems_cookbook.attention.cpu import cpu_write
 
-        cpu_write(key, value, key_cache, value_cache, slot_mapping)
-    else:
-        used, blocks, offsets = _places(slot_mapping.long(), key_cache)
+class CacheWrite:
+    """Where the tokens of a step go: checked once, then written per layer.
+
+    Takes and raises what `write_kv` does. Making one writes nothing; calling
+    it does, for this layer and for any other whose tensors are alike.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+        backend: str = "auto",
+        *,
+        k_scale: Tensor | float | None = None,
+        v_scale: Tensor | float | None = None,
+        validate: bool = True,
+    ) -> None:
+        _check(key, value, key_cache, value_cache, slot_mapping)
+        self._backend = choose_backend(key, backend)
+        num_blocks, kv_heads, block_size, _ = key_cache.shape
+        self._k_scale = cache_scale("k_scale", k_scale, kv_heads, key)
+        self._v_scale = cache_scale("v_scale", v_scale, kv_heads, key)
+        self._slots = slot_mapping.long()
+        if validate:
+            check_cache_scale("k_scale", self._k_scale)
+            check_cache_scale("v_scale", self._v_scale)
+            _check_slots(self._slots, num_blocks * block_size)
+        self._places = None  # see `_by_indexing`
+        self._kinds = _kinds(key, value, key_cache, value_cache)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+    ) -> None:
+        """Write the keys and values of one layer.
+
+        Args:
+            key: of the shape, dtype and device that it had in the first.
+            value: the same.
+            key_cache: the same, and of the same strides.
+            value_cache: the same.
+
+        Raises:
+            ValueError: a tensor differs in one of these. Nothing was written.
+        """
+        kinds = _kinds(key, value, key_cache, value_cache)
+        if kinds != self._kinds:
+            _refuse_another(kinds, self._kinds)
+        if self._backend in ("cpu", "triton"):
+            # torch sees no kernel write: a backward pass that needs what was
+            # there before would not raise.
+            increment_version((key_cache, value_cache))
+        if self._backend == "triton":
+            from llm_systems_cookbook.attention.triton.launch import (
+                triton_write,
+            )
+
+            triton_write(
+                key,
+                value,
+                key_cache,
+                value_cache,
+                self._slots,
+                self._k_scale,
+                self._v_scale,
+            )
+            return
+        key = as_stored(key, key_cache.dtype, self._k_scale)
+        value = as_stored(value, value_cache.dtype, self._v_scale)
+        if self._backend == "cpu":
+            # When it is used: numba takes a moment.
+            from llm_systems_cookbook.attention.cpu import cpu_write
+
+            cpu_write(key, value, key_cache, value_cache, self._slots)
+        else:
+            self._by_indexing(key, value, key_cache, value_cache)
+
+    def _by_indexing(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+    ) -> None:
+        if self._places is None:
+            self._places = _places(self._slots, key_cache)
+        used, blocks, offsets = self._places
         _write(key[used], key_cache, blocks, offsets)
         _write(value[used], value_cache, blocks, offsets)
+
+
+def _kinds(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor
+) -> tuple[tuple[object, ...], ...]:
+    """Return what must be the same in each layer, by tensor.
+
+    Of the caches also the strides: one that is expanded has been refused.
+    """
+    return (
+        (key.shape, key.dtype, key.device),
+        (value.shape, value.dtype, value.device),
+        *(
+            (cache.shape, cache.dtype, cache.device, cache.stride())
+            for cache in (key_cache, value_cache)
+        ),
+    )
+
+
+def _refuse_another(
+    kinds: tuple[tuple[object, ...], ...],
+    first: tuple[tuple[object, ...], ...],
+) -> None:
+    names = "key", "value", "key_cache", "value_cache"
+    for name, other, mine in zip(names, kinds, first, strict=True):
+        if other != mine:
+            raise ValueError(
+                f"{name} is {_described(*other)}, in another layer "
+                f"{_described(*mine)}"
+            )
+
+
+def _described(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    strides: tuple[int, ...] | None = None,
+) -> str:
+    of = "" if strides is None else f" with strides {strides}"
+    return f"{list(shape)} {dtype} on {device}{of}"
 
 
 def _places(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from llm_systems_cookbook.attention import (
     AttentionInputs,
+    CacheWrite,
     ContiguousKVCache,
     PagedKVCache,
     attend,
     checked_inputs,
     choose_backend,
     contiguous_attention,
-    write_kv,
 )
 from llm_systems_cookbook.attention.inputs import FP8
 from llm_systems_cookbook.memory import BlockCopy
@@ -557,11 +557,12 @@ class Engine:
 
     def _contiguous_attention(self, inputs: StepInputs) -> Attention:
         starts = [blocks[0] for blocks in inputs.block_ids]
+        write = self._write(inputs.slots)
 
         def attention(
             layer: int, query: Tensor, key: Tensor, value: Tensor
         ) -> Tensor:
-            self._write(layer, key, value, inputs.slots)
+            write(layer, key, value)
             return contiguous_attention(
                 self.kv_cache,
                 layer,
@@ -579,13 +580,14 @@ class Engine:
         tables = self._block_tables(inputs)
         seq_lens = self._tensor(inputs.seq_lens)
         starts = self._query_start_loc(inputs.query_lens)
+        write = self._write(inputs.slots)
         first: AttentionInputs | None = None  # of the first layer called
 
         def attention(
             layer: int, query: Tensor, key: Tensor, value: Tensor
         ) -> Tensor:
             nonlocal first
-            self._write(layer, key, value, inputs.slots)
+            write(layer, key, value)
             given = (
                 query,
                 self.kv_cache.keys[layer],
@@ -607,19 +609,21 @@ class Engine:
 
         return attention
 
-    def _write(
-        self, layer: int, key: Tensor, value: Tensor, slots: Tensor
-    ) -> None:
-        keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
-        write_kv(
-            key,
-            value,
-            keys,
-            values,
-            slots,
-            backend=self._writer,
-            validate=False,
-        )
+    def _write(self, slots: Tensor) -> Callable[[int, Tensor, Tensor], None]:
+        """Return what writes a layer's keys and values of this step."""
+        write: CacheWrite | None = None  # checked with the first layer called
+
+        def write_layer(layer: int, key: Tensor, value: Tensor) -> None:
+            nonlocal write
+            keys = self.kv_cache.keys[layer]
+            given = key, value, keys, self.kv_cache.values[layer]
+            if write is None:
+                write = CacheWrite(
+                    *given, slots, backend=self._writer, validate=False
+                )
+            write(*given)
+
+        return write_layer
 
     def _block_tables(self, inputs: StepInputs) -> Tensor:
         """Return [num_entries, max_blocks] int32, padded with -1."""

@@ -1,9 +1,9 @@
 # ruff: noqa: F821
 def combine_states(a: State, b: State) -> State:
     """Return the state after the tokens of both."""
-    largest = np.maximum(a[0], b[0])
-    base = np.where(largest == -np.inf, 0, largest)
+    m = np.maximum(a[0], b[0])
+    base = np.where(m == -np.inf, 0, m)
     scale_a, scale_b = np.exp(a[0] - base), np.exp(b[0] - base)
-    total = a[1] * scale_a + b[1] * scale_b
-    mixed = a[2] * scale_a[:, None] + b[2] * scale_b[:, None]
-    return largest, total, mixed
+    l = a[1] * scale_a + b[1] * scale_b
+    acc = a[2] * scale_a[:, None] + b[2] * scale_b[:, None]
+    return m, l, acc

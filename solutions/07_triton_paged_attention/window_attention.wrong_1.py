@@ -26,9 +26,9 @@ def window_kernel(
     row = (seq * NUM_HEADS + head) * HEAD_DIM + dim
     q = tl.load(query + row) * scale
 
-    largest = float("-inf")
-    total = 0.0
-    mixed = tl.zeros([HEAD_DIM], tl.float32)
+    m = float("-inf")
+    l = 0.0
+    acc = tl.zeros([HEAD_DIM], tl.float32)
     for block in range(oldest // BLOCK_SIZE, tl.cdiv(length, BLOCK_SIZE)):
         block_id = tl.load(tables + seq * max_blocks + block)
         slot = (block_id * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset
@@ -39,15 +39,15 @@ def window_kernel(
         v = tl.load(values + at, mask=live[:, None], other=0.0)
 
         scores = tl.where(live, tl.sum(q[None, :] * k, 1), float("-inf"))
-        grown = tl.maximum(largest, tl.max(scores, 0))
-        rescale = tl.exp(largest - grown)
-        weights = tl.exp(scores - grown)
-        total = total * rescale + tl.sum(weights, 0)
-        mixed = mixed * rescale + tl.sum(weights[:, None] * v, 0)
-        largest = grown
+        m_new = tl.maximum(m, tl.max(scores, 0))
+        rescale = tl.exp(m - m_new)
+        weights = tl.exp(scores - m_new)
+        l = l * rescale + tl.sum(weights, 0)
+        acc = acc * rescale + tl.sum(weights[:, None] * v, 0)
+        m = m_new
     if length > 0:
-        mixed = mixed / total
-    tl.store(out + row, mixed)
+        acc = acc / l
+    tl.store(out + row, acc)
 
 
 def window_attention(b: AttentionInputs, out: Tensor) -> None:

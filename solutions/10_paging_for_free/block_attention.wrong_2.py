@@ -11,19 +11,19 @@ def block_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
         for row in range(first, end):
             sees = length - (end - 1 - row)  # tokens, its own included
             query = inputs.query[row].view(shape) * inputs.scale
-            largest = query.new_full((*query.shape[:2], 1), -torch.inf)
-            total, mixed = torch.zeros_like(largest), torch.zeros_like(query)
+            m = query.new_full((*query.shape[:2], 1), -torch.inf)
+            l, acc = torch.zeros_like(m), torch.zeros_like(query)
             for block in range(-(-sees // size)):
                 block_id = int(inputs.block_tables[seq, block])
                 live = min(size, sees - block * size)
                 keys = inputs.key_cache[block_id, :, :live]
                 values = inputs.value_cache[block_id, :, :live]
                 scores = query @ keys.transpose(1, 2)
-                grown = torch.maximum(largest, scores.amax(2, keepdim=True))
-                weights, rescale = (scores - grown).exp(), largest - grown
+                m_new = torch.maximum(m, scores.amax(2, keepdim=True))
+                weights, rescale = (scores - m_new).exp(), m - m_new
                 rescale = rescale.exp()
-                total = total + weights.sum(2, keepdim=True)
-                mixed = mixed + weights @ values
-                largest = grown
-            out[row] = (mixed / total).flatten(0, 1)
+                l = l + weights.sum(2, keepdim=True)
+                acc = acc + weights @ values
+                m = m_new
+            out[row] = (acc / l).flatten(0, 1)
     return out

@@ -16,12 +16,12 @@ def block_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
                 live = min(size, sees - block * size)
                 keys = inputs.key_cache[ids[block], :, :live]
                 scores.append(query @ keys.transpose(1, 2))
-            largest = torch.cat(scores, dim=2).amax(dim=2, keepdim=True)
-            total = sum((x - largest).exp().sum(2, True) for x in scores)
-            mixed = torch.zeros_like(query)
+            m = torch.cat(scores, dim=2).amax(dim=2, keepdim=True)
+            l = sum((x - m).exp().sum(2, True) for x in scores)
+            acc = torch.zeros_like(query)
             for block in blocks:
                 live = min(size, sees - block * size)
                 values = inputs.value_cache[ids[block], :, :live]
-                mixed += (scores[block] - largest).exp() @ values
-            out[row] = (mixed / total).flatten(0, 1)
+                acc += (scores[block] - m).exp() @ values
+            out[row] = (acc / l).flatten(0, 1)
     return out

@@ -11,7 +11,7 @@ def block_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
         for row in range(first, end):
             sees = length - (end - 1 - row)  # tokens, its own included
             query = inputs.query[row].view(shape) * inputs.scale
-            total, mixed = 0, torch.zeros_like(query)
+            l, acc = 0, torch.zeros_like(query)
             for block in range(-(-sees // size)):
                 block_id = int(inputs.block_tables[seq, block])
                 live = min(size, sees - block * size)
@@ -19,7 +19,7 @@ def block_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
                 values = inputs.value_cache[block_id, :, :live]
                 scores = query @ keys.transpose(1, 2)
                 weights = scores.exp()  # no largest score is taken off
-                total = total + weights.sum(2, keepdim=True)
-                mixed = mixed + weights @ values
-            out[row] = (mixed / total).flatten(0, 1)
+                l = l + weights.sum(2, keepdim=True)
+                acc = acc + weights @ values
+            out[row] = (acc / l).flatten(0, 1)
     return out

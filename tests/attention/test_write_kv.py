@@ -8,11 +8,11 @@ import torch
 from cases.attention import Case, build, device_of, inputs_of, moved
 from cases.write import WRITES, Write, write_problem
 
-from llm_systems_cookbook.attention.cpu import kernels as cpu
+from llm_systems_cookbook.attention.cpu import launch
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import FP8, checked_inputs
 from llm_systems_cookbook.attention.reference import reference_attention
-from llm_systems_cookbook.attention.write import write_kv
+from llm_systems_cookbook.attention.write import CacheWrite, write_kv
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
@@ -162,7 +162,7 @@ def test_torchs_default_device_does_not_matter(
     key, value = rows(1, backend)
     slots = torch.tensor([1])
     if backend == "cpu":
-        cpu._meanings.cache_clear()
+        launch._meanings.cache_clear()
     with torch.device("meta"):
         write_kv(key, value, keys, values, slots, backend=backend)
     assert (keys[0, :, 1].float() == 1).all()
@@ -194,6 +194,46 @@ def test_a_bad_slot_writes_nothing_where_nothing_was_validated(backend: str):
     for cache in (keys, values):
         written = cache.any(dim=3).nonzero().tolist()
         assert written == [[1, 0, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_write_is_checked_once_and_then_writes_any_layer(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+):
+    layers = [caches(backend) for _ in range(3)]
+    key, value = rows(2, backend)
+    slots = torch.tensor([1, 6], device=key.device)
+    write = CacheWrite(key, value, *layers[0], slots, backend)
+    assert not layers[0][0].any(), "nothing is written before it is called"
+    for name in ("_check", "_check_slots", "choose_backend"):
+        monkeypatch.delattr(f"llm_systems_cookbook.attention.write.{name}")
+    for nth, (keys, values) in enumerate(layers):
+        write((nth + 1) * key, -(nth + 1) * value, keys, values)
+    for nth, (keys, values) in enumerate(layers):
+        assert keys.sum() == 2 * 2 * 8 * (nth + 1)
+        assert (keys[[0, 1], :, [1, 2]] == nth + 1).all()
+        assert (values[[0, 1], :, [1, 2]] == -(nth + 1)).all()
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_a_layer_that_is_not_like_the_first_is_refused(nth: int):
+    first = [*rows(2), *caches()]
+    write = CacheWrite(*first, torch.tensor([1, 6]))
+    changes = [
+        lambda x: x[:-1],
+        lambda x: x[..., :-1],
+        lambda x: x.half(),
+        lambda x: x.to("meta"),
+    ]
+    if nth > 1:  # of the caches only: rows may have any strides
+        changes.append(lambda x: x[:1].expand_as(x))
+    name = ("key", "value", "key_cache", "value_cache")[nth]
+    for change in changes:
+        given = list(first)
+        given[nth] = change(first[nth])
+        with pytest.raises(ValueError, match=f"^{name} is .*in another layer"):
+            write(*given)
+    assert not any(cache.any() for cache in first[2:])
 
 
 def test_shapes_that_do_not_fit_are_refused():

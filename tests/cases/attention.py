@@ -225,6 +225,31 @@ def build(case: Case) -> dict:
     }
 
 
+def decode(
+    lengths: Sequence[int],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 32,
+    block: int = 16,
+    seed: int = 0,
+) -> dict:
+    """Return arguments of a plain float32 decode with random tables."""
+    generator = torch.Generator().manual_seed(seed)
+    width = -(-max(lengths, default=0) // block)
+    count = len(lengths) * width
+    shape = count, kv_heads, block, dim
+    return {
+        "query": torch.randn(len(lengths), heads, dim, generator=generator),
+        "key_cache": torch.randn(shape, generator=generator),
+        "value_cache": torch.randn(shape, generator=generator),
+        "block_tables": torch.randperm(count, generator=generator).view(
+            len(lengths), width
+        ),
+        "seq_lens": torch.tensor(lengths, dtype=torch.int64),
+    }
+
+
 def _lengths(case: Case) -> list[int]:
     block = case.block_size
     many = max(MANY, 2 * block + 3) if block < 256 else block + 40

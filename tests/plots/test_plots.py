@@ -226,7 +226,9 @@ def test_text_on_every_fill_has_a_contrast_of_four_and_a_half():
         assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 4.5, fill
 
 
-@pytest.mark.parametrize("module", ["pool", "steps", "charts", "serving", "style"])
+@pytest.mark.parametrize(
+    "module", ["pool", "steps", "charts", "serving", "style"]
+)
 def test_each_module_imports_alone_without_torch_or_a_backend(module):
     code = (
         "import sys, matplotlib as m; m.use('template');"

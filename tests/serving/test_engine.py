@@ -1,5 +1,6 @@
 """The engine: its tokens, its errors, and what is left after each."""
 
+import importlib
 import inspect
 import itertools
 import math
@@ -715,6 +716,25 @@ def test_both_caches_are_written_by_the_fastest_write(contiguous, monkeypatch):
         engine = Setup(contiguous=contiguous).make_engine()
         assert engine.generate([[1, 2, 3]], 1) == [greedy([1, 2, 3], 1)]
         assert len(written) == calls, "one call for each layer"
+
+
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        ("attention.cpu.plan", "_cut"),
+        ("attention.inputs", "_check_floats"),
+        ("attention.write", "_check"),
+        ("attention.write", "choose_backend"),
+    ],
+)
+def test_what_a_step_does_once_it_does_not_do_in_each_layer(
+    module, function, monkeypatch
+):
+    engine = Setup(backend="cpu").make_engine()
+    home = importlib.import_module(f"llm_systems_cookbook.{module}")
+    made = counted_calls(monkeypatch, home, function)
+    assert engine.generate([[1, 2, 3]], 4) == [greedy([1, 2, 3], 4)]
+    assert len(made) == 4, "one for each of four steps, with two layers each"
 
 
 class FewerHeads(Wrapped):

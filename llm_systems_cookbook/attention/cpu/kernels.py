@@ -1,173 +1,35 @@
-"""Attention on the CPU that reads blocks in place, and the write into them.
-
-Both are compiled by numba.
+"""The numba kernels: attention that reads blocks in place, and the write.
 
 The work is cut into pieces: one KV head, a few query rows, a range of
-positions. A piece goes through its range tile by tile with an online softmax
-and leaves three things for each row and head: the largest score, the total of
-the weights and the weighted sum of values. A tile that the sums can take as it
-is stays where it is; any other is copied, and widened on the way. Pieces of
-the same rows are then combined. A range is cut by how much work there is,
-never by how many threads there are, so one thread and many give the same bits.
+positions (see `plan`). A piece goes through its range tile by tile with an
+online softmax and leaves three things for each row and head, by their usual
+names: `m`, the largest score; `l`, the total of the weights exp(score - m);
+`acc`, the sum of the values with these weights. A tile that the
+sums can take as it is stays where it is; any other is copied, and widened on
+the way. Pieces of the same rows are then combined.
+
+What compiled functions share stays in this file: constants, the tuples that
+they are given, and each other. numba keeps what it compiled on disk until this
+file changes, and does not look at the files that it imports.
 """
 
 import math
-import operator
-from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from llvmlite import ir
-from numba import (
-    config,
-    get_num_threads,
-    njit,
-    prange,
-    set_num_threads,
-    types,
-)
+from numba import prange, types
 from numba.extending import intrinsic, overload
-from torch import Tensor
 
-from llm_systems_cookbook.attention.inputs import FP8, AttentionInputs
+from llm_systems_cookbook.attention.cpu.jit import compiled, inlined
 
 TILE = 16  # positions: a tile of keys and one of values fit the L1 cache
 CACHE_LINE = 64  # bytes
-QUERY_ROWS = 32  # rows x heads of a piece: each key is used so many times
-MIN_PIECE = 512  # positions: below, combining costs more than it gains
-PIECES = 1024  # pieces to cut the work into, where it is long enough
-NO_WINDOW = 2**62
 # Values of head_dim for which the sums have a version of their own.
 SMALL_WIDTH, USUAL_WIDTH = np.uint64(32), np.uint64(64)
 
 
-def cpu_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
-    """Attend through the block tables without copying the cache together.
-
-    Sums are float64 for a float64 query, float32 for every other. As many
-    threads work as torch has (`torch.set_num_threads`), at most as numba
-    started.
-
-    Args:
-        inputs: on the CPU.
-        out: [num_tokens, num_heads, head_dim_v], every element is written.
-
-    Returns:
-        out. A block id outside the pool, or a position beyond the table,
-        makes the rows that see it NaN.
-
-    Raises:
-        ValueError: out has another shape, or a plan of other inputs.
-    """
-    shape = inputs.num_tokens, inputs.num_heads, inputs.head_dim_v
-    if out.shape != shape:
-        raise ValueError(f"out must be {list(shape)}, got {list(out.shape)}")
-    exact = torch.float64 if out.dtype == torch.float64 else torch.float32
-    plan = _plan(inputs, exact)
-    in_place = out.dtype == exact and out.is_contiguous()
-    result = out if in_place else torch.empty(out.shape, dtype=exact)
-    # Nothing is set that is right already: each call costs microseconds, and
-    # a layer of a small step has few.
-    wanted, before = torch.get_num_threads(), get_num_threads()
-    if before != plan.threads:
-        set_num_threads(plan.threads)
-    try:
-        _attend_all(
-            _array(inputs.query.to(exact)),
-            _cache(inputs.key_cache, exact),
-            _cache(inputs.value_cache, exact),
-            plan.tables,
-            plan.scoring,
-            plan.tiles,
-            plan.pieces,
-            plan.shares,
-            result.numpy(),
-        )
-    finally:
-        if before != plan.threads:
-            set_num_threads(before)
-        if torch.get_num_threads() != wanted:
-            # Where both use OpenMP, numba starts its threads by telling
-            # OpenMP how many there are, and torch believes it.
-            torch.set_num_threads(wanted)
-    return out if in_place else out.copy_(result)
-
-
-def cpu_write(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slots: Tensor,
-) -> None:
-    """Copy the key and value of token i into slot `slots[i]`.
-
-    Nothing is checked here: `write_kv` has, and rows of another shape would
-    be written outside the caches.
-
-    Args:
-        key: [num_tokens, num_kv_heads, head_dim], of key_cache's dtype.
-        value: [num_tokens, num_kv_heads, head_dim_v], of value_cache's.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], any
-            strides but 0.
-        value_cache: the same with head_dim_v.
-        slots: [num_tokens] int32 or int64; one outside the cache writes
-            nothing.
-    """
-    _write_all(
-        _array(key),
-        _array(value),
-        _cache(key_cache, key.dtype),
-        _cache(value_cache, value.dtype),
-        slots.long().contiguous().numpy(),
-    )
-
-
-def _array(rows: Tensor) -> np.ndarray:
-    """Return rows as numpy knows them, of the same shape; see `_numbers`."""
-    return _numbers(rows.resolve_neg().contiguous()).reshape(rows.shape)
-
-
-# --- What the kernel is given ------------------------------------------------
-
-
-def _fields(*names: str) -> np.dtype:
-    return np.dtype([(name, np.int64) for name in names])
-
-
-# Neighbouring query rows of one sequence.
-QUERY_TILE = _fields(
-    "seq",  # which sequence
-    "row",  # first row of the query
-    "rows",  # how many
-    "position",  # of the first row, in its sequence
-    "length",  # of the sequence
-    "low",  # first position that any of the rows sees
-    "end",  # past the last such position
-    "splits",  # into how many pieces [low, end) is cut, for each KV head
-    "first",  # the first of them
-)
-# A range of a tile's positions, for one KV head.
-PIECE = _fields("tile", "head", "low", "end")
-
-
-class Plan(NamedTuple):
-    """What follows from tables, lengths and options, not from numbers."""
-
-    sizes: tuple[object, ...]  # see `_sizes`
-    given: tuple[Tensor | None, ...]  # the very tensors, see `_given`
-    tables: np.ndarray  # [num_seqs, max_blocks] int64
-    scoring: "Scoring"
-    tiles: np.ndarray  # of QUERY_TILE
-    pieces: np.ndarray  # of PIECE
-    shares: np.ndarray  # [threads + 1] int64, where each thread's begin
-
-    @property
-    def threads(self) -> int:
-        """How many threads work."""
-        return len(self.shares) - 1
+# --- What the kernels are given ----------------------------------------------
 
 
 class Scoring(NamedTuple):
@@ -196,35 +58,12 @@ class Cache(NamedTuple):
     table: np.ndarray  # [256] float32, what an 8-bit number stands for
 
 
-# What the pieces leave behind: the largest score and the total of the weights,
-# both [num_pieces, rows * group], and the weighted sums of values,
+# m, l and acc of all pieces: m and l [num_pieces, rows * group], acc
 # [num_pieces, rows * group, head_dim_v].
 Partial = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-# --- The kernel -------------------------------------------------------------
-
-
-def _compiled(**options: object) -> Callable[[Callable], Callable]:
-    """Return njit that keeps its result on disk, where that is possible."""
-    options["error_model"] = "numpy"  # no test for a division by zero
-    options["no_cfunc_wrapper"] = True  # C calls nothing here: compiles faster
-
-    def decorate(function: Callable) -> Callable:
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # neither the package nor the home is writable
-            return njit(**options)(function)
-
-    return decorate
-
-
-def _inlined(**options: object) -> Callable[[Callable], Callable]:
-    """Return njit that copies a function into its callers.
-
-    A call that passes arrays takes longer than what most functions here do.
-    """
-    return _compiled(forceinline=True, **options)
+# --- Attention ---------------------------------------------------------------
 
 
 # Sums may be reordered, which vector units need; NaN and infinity stay. What a
@@ -232,8 +71,8 @@ def _inlined(**options: object) -> Callable[[Callable], Callable]:
 REORDER = {"reassoc", "contract", "nsz"}
 
 
-@_compiled(parallel=True)
-def _attend_all(
+@compiled(parallel=True)
+def attend_all(
     query: np.ndarray,
     keys: Cache,
     values: Cache,
@@ -271,7 +110,7 @@ def _attend_all(
             _combine(tiles, job // heads, job % heads, scoring, partial, out)
 
 
-@_inlined()
+@inlined()
 def _unwritten(
     tiles: np.ndarray, num_pieces: int, heads: int, out: np.ndarray
 ) -> Partial:
@@ -287,14 +126,14 @@ def _unwritten(
     )
 
 
-@_inlined()
+@inlined()
 def _clear(out: np.ndarray) -> None:
     """Set all to 0: sums are added to it, and some rows are in no tile."""
     for row in range(out.shape[0]):
         out[row] = 0
 
 
-@_compiled()
+@compiled()
 def _attend(
     query: np.ndarray,
     keys: Cache,
@@ -314,9 +153,9 @@ def _attend(
     limit = len(blocks) * keys.block_size + 1
     group = query.shape[1] // len(scoring.scale)
     queries = _rows(query, own.row, own.rows, head, group)
-    peaks, totals, sums = partial[0][nth], partial[1][nth], partial[2][nth]
+    m, l, acc = partial[0][nth], partial[1][nth], partial[2][nth]
     for i in range(len(queries)):
-        peaks[i], totals[i], sums[i] = -np.inf, 0, 0
+        m[i], l[i], acc[i] = -np.inf, 0, 0
     # Taken out here: each call that is given arrays counts their users.
     scale, window = scoring.scale[head], scoring.window
     slopes, softcap = scoring.slopes, scoring.softcap
@@ -324,7 +163,7 @@ def _attend(
     key_rows = np.empty(TILE, np.int64)
     value_rows = np.empty(TILE, np.int64)
     key_tile = _aligned(TILE, queries.shape[1], query)
-    value_tile = _aligned(TILE, sums.shape[1], query)
+    value_tile = _aligned(TILE, acc.shape[1], query)
     end, last = piece.low, piece.end
     keys_stay = _stay(keys, blocks, end, last)
     values_stay = _stay(values, blocks, end, last)
@@ -345,9 +184,7 @@ def _attend(
         for i in range(len(queries)):
             a, b = _part(next_end - end, i, len(queries))
             _prefetch_rows(keys, keys_stay, key_rows, a, b, queries.shape[1])
-            _prefetch_rows(
-                values, values_stay, value_rows, a, b, sums.shape[1]
-            )
+            _prefetch_rows(values, values_stay, value_rows, a, b, acc.shape[1])
             # Positions up to its own; at most one that no block holds.
             seen = min(position + i // group + 1, limit)
             low = max(first, seen - window)
@@ -359,18 +196,18 @@ def _attend(
             distance = low - length + 1
             slope = slopes[head * group + i % group]
             _cap_and_bias(weights, count, distance, slope, softcap)
-            _softmax_step(weights, count, peaks, totals, sums, i)
-            value = value_at + (low - first) * sums.shape[1]
-            _add_values(weights, count, value_numbers, value, sums, i)
+            _softmax_step(weights, count, m, l, acc, i)
+            value = value_at + (low - first) * acc.shape[1]
+            _add_values(weights, count, value_numbers, value, acc, i)
 
 
-@_inlined()
+@inlined()
 def _tile_end(position: int) -> int:
     """Return where a position's tile ends: within a block of whole tiles."""
     return (position // TILE + 1) * TILE
 
 
-@_inlined()
+@inlined()
 def _stay(cache: Cache, blocks: np.ndarray, first: int, end: int) -> bool:
     """Return whether every tile of a range can be read where it is."""
     if not cache.whole or first >= end:
@@ -398,7 +235,7 @@ def _source_of(stay, numbers, tile):  # noqa: ANN001, ANN202
     return lambda stay, numbers, tile: tile.reshape(tile.size)
 
 
-@_inlined()
+@inlined()
 def _fetch(
     cache: Cache, stay: bool, rows: np.ndarray, count: int, tile: np.ndarray
 ) -> int:
@@ -409,14 +246,14 @@ def _fetch(
     return 0
 
 
-@_inlined()
+@inlined()
 def _part(count: int, i: int, parts: int) -> tuple[int, int]:
     """Return from where to where the i-th of equal parts goes."""
     share = -(-count // parts)
     return min(i * share, count), min((i + 1) * share, count)
 
 
-@_inlined()
+@inlined()
 def _aligned(rows: int, width: int, like: np.ndarray) -> np.ndarray:
     """Return an empty array that starts with a cache line."""
     numbers = np.empty(rows * width + CACHE_LINE // like.itemsize, like.dtype)
@@ -424,7 +261,7 @@ def _aligned(rows: int, width: int, like: np.ndarray) -> np.ndarray:
     return numbers[skip : skip + rows * width].reshape(rows, width)
 
 
-@_inlined()
+@inlined()
 def _rows(
     query: np.ndarray, row: int, rows: int, head: int, group: int
 ) -> np.ndarray:
@@ -439,7 +276,7 @@ def _rows(
     return queries
 
 
-@_inlined()
+@inlined()
 def _translate(
     cache: Cache,
     blocks: np.ndarray,
@@ -468,7 +305,7 @@ def _translate(
         done += count
 
 
-@_inlined()
+@inlined()
 def _copy_rows(
     cache: Cache, rows: np.ndarray, count: int, tile: np.ndarray
 ) -> None:
@@ -489,7 +326,7 @@ def _copy_rows(
                 tile[i, d] = _number(numbers[start + d * step], table)
 
 
-@_inlined()
+@inlined()
 def _prefetch_rows(
     cache: Cache,
     stay: bool,
@@ -514,7 +351,7 @@ def _prefetch_rows(
 # numba asks whether it counts from the end, and then uses no vector unit.
 
 
-@_inlined()
+@inlined()
 def _score(
     queries: np.ndarray,
     i: int,
@@ -534,7 +371,7 @@ def _score(
         _score_by(width, queries, i, keys, at, count, scale, scores)
 
 
-@_inlined(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _score_by(
     width: int,
     queries: np.ndarray,
@@ -570,7 +407,7 @@ def _score_by(
         k0 += width
 
 
-@_inlined()
+@inlined()
 def _cap_and_bias(
     scores: np.ndarray,
     count: int,
@@ -587,36 +424,36 @@ def _cap_and_bias(
             scores[j] += slope * (distance + j)
 
 
-@_inlined()
+@inlined()
 def _softmax_step(
     weights: np.ndarray,
     count: int,
-    peaks: np.ndarray,
-    totals: np.ndarray,
-    sums: np.ndarray,
+    m: np.ndarray,
+    l: np.ndarray,
+    acc: np.ndarray,
     i: int,
 ) -> None:
     """Turn scores into weights against the largest score so far."""
-    peak = peaks[i]
+    m_new = m[i]
     above = False  # rarely: vector units can tell, but not name the largest
     for j in range(count):
-        above |= weights[j] > peak
+        above |= weights[j] > m_new
     if above:
         for j in range(count):
-            peak = max(peak, weights[j])
-    base = _base(peak)
+            m_new = max(m_new, weights[j])
+    base = _base(m_new)
     for j in range(count):
         weights[j] = _exp(weights[j] - base)
     if above:  # what was summed against a smaller one shrinks
-        shrink = _exp(peaks[i] - base)
-        totals[i] *= shrink
-        for d in range(sums.shape[1]):
-            sums[i, d] *= shrink
-        peaks[i] = peak
-    totals[i] += _sum(weights, count)
+        shrink = _exp(m[i] - base)
+        l[i] *= shrink
+        for d in range(acc.shape[1]):
+            acc[i, d] *= shrink
+        m[i] = m_new
+    l[i] += _sum(weights, count)
 
 
-@_inlined(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _sum(weights: np.ndarray, count: int) -> float:
     """Add up the weights of a tile."""
     total = weights.dtype.type(0)
@@ -625,40 +462,40 @@ def _sum(weights: np.ndarray, count: int) -> float:
     return total
 
 
-@_inlined()
-def _base(peak: float) -> float:
+@inlined()
+def _base(m: float) -> float:
     """Return what is taken off every score: the largest, where it is one."""
     # Where all scores are -inf, against 0 their weights are 0, not NaN.
-    return np.float32(0) if peak == -np.inf else peak
+    return np.float32(0) if m == -np.inf else m
 
 
-@_inlined()
+@inlined()
 def _add_values(
     weights: np.ndarray,
     count: int,
     values: np.ndarray,
     first: int,
-    sums: np.ndarray,
+    acc: np.ndarray,
     i: int,
 ) -> None:
     """Add the values that start at `first`, each times its weight."""
-    at, width = np.uint64(first), np.uint64(sums.shape[1])
+    at, width = np.uint64(first), np.uint64(acc.shape[1])
     if width == SMALL_WIDTH:
-        _add_values_by(SMALL_WIDTH, weights, count, values, at, sums, i)
+        _add_values_by(SMALL_WIDTH, weights, count, values, at, acc, i)
     elif width == USUAL_WIDTH:
-        _add_values_by(USUAL_WIDTH, weights, count, values, at, sums, i)
+        _add_values_by(USUAL_WIDTH, weights, count, values, at, acc, i)
     else:
-        _add_values_by(width, weights, count, values, at, sums, i)
+        _add_values_by(width, weights, count, values, at, acc, i)
 
 
-@_inlined(fastmath=REORDER)
+@inlined(fastmath=REORDER)
 def _add_values_by(
     width: int,
     weights: np.ndarray,
     count: int,
     values: np.ndarray,
     v0: int,
-    sums: np.ndarray,
+    acc: np.ndarray,
     i: int,
 ) -> None:
     """Add values of a tile, each times its weight, eight at a time."""
@@ -684,7 +521,7 @@ def _add_values_by(
         v6 = v5 + width
         v7 = v6 + width
         for d in range(width):
-            sums[i, d] += (
+            acc[i, d] += (
                 w0 * values[v0 + d]
                 + w1 * values[v1 + d]
                 + w2 * values[v2 + d]
@@ -697,11 +534,11 @@ def _add_values_by(
         v0 = v7 + width
     for j in range(whole, count):
         for d in range(width):
-            sums[i, d] += weights[j] * values[v0 + d]
+            acc[i, d] += weights[j] * values[v0 + d]
         v0 += width
 
 
-@_inlined()
+@inlined()
 def _combine(
     tiles: np.ndarray,
     nth: int,
@@ -726,7 +563,7 @@ def _combine(
         )
 
 
-@_inlined()
+@inlined()
 def _merge(
     partial: Partial,
     first: int,
@@ -737,18 +574,18 @@ def _merge(
     row: np.ndarray,
 ) -> None:
     """Write one row's weighted mean of values; a sink adds to the total."""
-    peaks, totals, sums = partial
-    peak = sink
+    m, l, acc = partial
+    m_all = sink
     for piece in range(first, end):
-        peak = max(peak, peaks[piece, i])
-    base = _base(peak)
-    total = _exp(sink - base)
+        m_all = max(m_all, m[piece, i])
+    base = _base(m_all)
+    l_all = _exp(sink - base)
     for piece in range(first, end):
-        total += totals[piece, i] * _exp(peaks[piece, i] - base)
+        l_all += l[piece, i] * _exp(m[piece, i] - base)
     for piece in range(first, end):
-        share = _exp(peaks[piece, i] - base) / total * scale
+        share = _exp(m[piece, i] - base) / l_all * scale
         for d in range(len(row)):
-            row[d] += share * sums[piece, i, d]
+            row[d] += share * acc[piece, i, d]
 
 
 @intrinsic
@@ -780,8 +617,8 @@ def _prefetch(
 # --- The write --------------------------------------------------------------
 
 
-@_compiled()
-def _write_all(
+@compiled()
+def write_all(
     key: np.ndarray,
     value: np.ndarray,
     keys: Cache,
@@ -797,7 +634,7 @@ def _write_all(
             _write_rows(value, token, values, slot)
 
 
-@_inlined()
+@inlined()
 def _write_rows(rows: np.ndarray, token: int, cache: Cache, slot: int) -> None:
     """Copy rows[token], [num_kv_heads, head_dim], into a slot."""
     numbers, step, width = cache.numbers, cache.step, rows.shape[2]
@@ -836,7 +673,7 @@ def _number_of(stored, table):  # noqa: ANN001, ANN202
     return lambda stored, table: stored
 
 
-@_inlined()
+@inlined()
 def _from_float16(stored: int) -> float:
     """Widen a float16's sign, 5 bits of exponent and 10 of fraction."""
     bits = np.uint32(np.uint16(stored))
@@ -872,7 +709,7 @@ ROUND = np.float32(1.5 * 2**23)
 LEAST = np.float32(-87.0)
 
 
-@_inlined()
+@inlined()
 def _exp32(x: float) -> float:
     """Return e**x for x <= 0 by a polynomial, which vector units can do."""
     shifted = x * LOG2E + ROUND
@@ -889,265 +726,3 @@ def _exp32(x: float) -> float:
     power = np.uint32((bits + np.uint32(127)) << np.uint32(23))
     result = series * np.uint32(power).view(np.float32)
     return np.float32(0) if x < LEAST else result
-
-
-# --- Planning ---------------------------------------------------------------
-
-
-def _plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
-    """Return the plan; the layers of a step share one."""
-    if inputs.plan is None:
-        return _new_plan(inputs, exact)
-    if "cpu" not in inputs.plan:
-        inputs.plan["cpu"] = _new_plan(inputs, exact)
-    plan = inputs.plan["cpu"]
-    # Rows of another step would be written outside of this one's output.
-    if plan.sizes != _sizes(inputs) or not all(
-        map(operator.is_, plan.given, _given(inputs))
-    ):
-        raise ValueError(
-            "the plan was made for other tables, lengths, heads or options"
-        )
-    return plan
-
-
-def _sizes(inputs: AttentionInputs) -> tuple[object, ...]:
-    return (
-        inputs.query.dtype,
-        *inputs.query.shape[:2],
-        inputs.num_kv_heads,
-        inputs.scale,
-        inputs.window,
-        inputs.softcap,
-    )
-
-
-def _given(inputs: AttentionInputs) -> tuple[Tensor | None, ...]:
-    return (
-        inputs.block_tables,
-        inputs.seq_lens,
-        inputs.query_start_loc,
-        inputs.alibi_slopes,
-        inputs.sinks,
-        inputs.k_scale,
-        inputs.v_scale,
-    )
-
-
-def _new_plan(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
-    threads = min(torch.get_num_threads(), config.NUMBA_NUM_THREADS)
-    return Plan(
-        _sizes(inputs),
-        _given(inputs),
-        inputs.block_tables.long().contiguous().numpy(),
-        _scoring(inputs, np.float64 if exact == torch.float64 else np.float32),
-        *_cut(
-            inputs.seq_lens.long().contiguous().numpy(),
-            _starts(inputs),
-            max(1, QUERY_ROWS // inputs.group),
-            NO_WINDOW if inputs.window is None else inputs.window,
-            # One position beyond the table is enough to make a row NaN.
-            inputs.max_blocks * inputs.block_size + 1,
-            inputs.num_kv_heads,
-            threads,
-        ),
-    )
-
-
-def _starts(inputs: AttentionInputs) -> np.ndarray:
-    """Return the first row of each sequence, and the end: [num_seqs + 1]."""
-    if inputs.query_start_loc is None:
-        return np.arange(inputs.num_seqs + 1)
-    # Not checked without `validate`; a wrong one must not reach outside.
-    return inputs.query_start_loc.long().clamp(0, inputs.num_tokens).numpy()
-
-
-@_compiled()
-def _cut(
-    lengths: np.ndarray,
-    starts: np.ndarray,
-    height: int,
-    window: int,
-    limit: int,
-    kv_heads: int,
-    threads: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut the work: tiles of rows, pieces of their positions, and shares.
-
-    Compiled, because a step of few sequences would wait for numpy's calls.
-
-    Args:
-        lengths: [num_seqs] int64.
-        starts: [num_seqs + 1] int64, each sequence's first row, and the end.
-        height: rows of a tile at most.
-        window: positions that a row sees at most.
-        limit: no piece goes beyond this position.
-        kv_heads: each has pieces of its own.
-        threads: among how many the pieces are shared.
-
-    Returns:
-        [num_tiles] QUERY_TILE, [num_pieces] PIECE and [threads + 1] int64.
-    """
-    tiles = _cut_rows(lengths, starts, height, window, limit)
-    pieces = _pieces(tiles, kv_heads)
-    return tiles, pieces, _shares(tiles, pieces, threads)
-
-
-@_inlined()
-def _cut_rows(
-    lengths: np.ndarray,
-    starts: np.ndarray,
-    height: int,
-    window: int,
-    limit: int,
-) -> np.ndarray:
-    """Cut each sequence's rows into tiles of at most `height`."""
-    count = 0
-    for seq in range(len(lengths)):
-        if lengths[seq] > 0:
-            rows = max(0, starts[seq + 1] - starts[seq])
-            count += -(-rows // height)
-    tiles = np.empty(count, QUERY_TILE)
-    count = 0
-    for seq in range(len(lengths)):
-        if lengths[seq] > 0:
-            stop = starts[seq + 1]
-            for row in range(starts[seq], stop, height):
-                tile = tiles[count]
-                tile.seq, tile.length = seq, lengths[seq]
-                tile.row, tile.rows = row, min(height, stop - row)
-                tile.position = tile.length - (stop - row)
-                end = tile.position + tile.rows
-                tile.end = min(max(end, 0), limit)
-                low = min(tile.position, limit - 1) - window + 1
-                tile.low = min(max(low, 0), tile.end)
-                count += 1
-    return tiles
-
-
-@_inlined()
-def _pieces(tiles: np.ndarray, kv_heads: int) -> np.ndarray:
-    """Cut the tiles' ranges into pieces; write into the tiles which."""
-    positions = 0
-    for nth in range(len(tiles)):
-        positions += tiles[nth].end - tiles[nth].low
-    size = max(MIN_PIECE, -(-positions * kv_heads // PIECES))
-    count = 0
-    for nth in range(len(tiles)):
-        tile = tiles[nth]
-        tile.splits = max(1, -(-(tile.end - tile.low) // size))
-        tile.first = count
-        count += tile.splits * kv_heads
-    pieces = np.empty(count, PIECE)
-    for nth in range(len(tiles)):
-        tile = tiles[nth]
-        each = -(-(tile.end - tile.low) // tile.splits)
-        for i in range(tile.splits * kv_heads):
-            piece = pieces[tile.first + i]
-            piece.tile, piece.head = nth, i // tile.splits
-            low = tile.low + i % tile.splits * each
-            piece.low = min(low, tile.end)
-            piece.end = min(low + each, tile.end)
-    return pieces
-
-
-@_inlined()
-def _shares(tiles: np.ndarray, pieces: np.ndarray, threads: int) -> np.ndarray:
-    """Return where to cut the pieces so that all threads have equal work."""
-    shares = np.full(threads + 1, len(pieces))
-    shares[0] = 0
-    total = 0
-    for piece in pieces:
-        total += (piece.end - piece.low) * tiles[piece.tile].rows
-    done, thread = 0, 1
-    for nth in range(len(pieces)):
-        piece = pieces[nth]
-        work = (piece.end - piece.low) * tiles[piece.tile].rows
-        # The piece across a cut goes to the side that has more of it.
-        while thread < threads and (
-            (2 * done + work) * threads > 2 * total * thread
-        ):
-            shares[thread] = nth
-            thread += 1
-        done += work
-    return shares
-
-
-# What numpy does not know is given as bits.
-BITS = dict.fromkeys(FP8, torch.uint8) | {
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.uint16,
-}
-NO_TABLE = np.empty(0, np.float32)
-
-
-def _numbers(tensor: Tensor) -> np.ndarray:
-    """Return a view of a tensor's memory from its first number to its last.
-
-    One-dimensional; bits, where numpy does not know the dtype.
-    """
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if not tensor.is_contiguous():
-        tensor = tensor.as_strided((_span(tensor),), (1,))
-    if tensor.dtype in BITS:
-        tensor = tensor.view(BITS[tensor.dtype])
-    return tensor.numpy().reshape(-1)
-
-
-def _span(tensor: Tensor) -> int:
-    """Return how many numbers lie from a tensor's first to its last."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum(
-        (n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
-def _cache(cache: Tensor, exact: torch.dtype) -> Cache:
-    """Describe a cache; `exact` is the dtype of the sums."""
-    num_blocks, _, block_size, _ = cache.shape
-    whole = cache.dtype == exact and block_size % TILE == 0
-    return Cache(
-        _numbers(cache),
-        *cache.stride(),
-        num_blocks,
-        block_size,
-        CACHE_LINE // cache.element_size(),
-        whole and cache.is_contiguous(),
-        _meanings(cache.dtype) if cache.dtype in FP8 else NO_TABLE,
-    )
-
-
-@lru_cache
-def _meanings(dtype: torch.dtype) -> np.ndarray:
-    """Return what each 8-bit number stands for: [256] float32."""
-    bits = torch.arange(256, dtype=torch.uint8, device="cpu")
-    return bits.view(dtype).float().numpy()
-
-
-def _scoring(inputs: AttentionInputs, dtype: type[np.floating]) -> Scoring:
-    def per_head(
-        given: Tensor | None, otherwise: float, count: int
-    ) -> np.ndarray:
-        if given is None:
-            return _constant(count, otherwise, dtype)
-        return given.detach().numpy().astype(dtype)
-
-    kv_heads, heads = inputs.num_kv_heads, inputs.num_heads
-    return Scoring(
-        per_head(inputs.k_scale, 1, kv_heads) * dtype(inputs.scale),
-        per_head(inputs.v_scale, 1, kv_heads),
-        per_head(inputs.alibi_slopes, 0, heads),
-        per_head(inputs.sinks, -np.inf, heads),
-        NO_WINDOW if inputs.window is None else inputs.window,
-        dtype(inputs.softcap or 0),
-    )
-
-
-@lru_cache
-def _constant(
-    count: int, value: float, dtype: type[np.floating]
-) -> np.ndarray:
-    """Return one number, `count` times: made once, and only read."""
-    return np.full(count, value, dtype)

@@ -38,33 +38,36 @@ from triton.runtime.jit import JITFunction
 
 
 @triton.jit
-def softmax_step(scores, values, largest, total, mixed):
+def softmax_step(scores, values, m, l, acc):
     """Add a tile of tokens to a running softmax, one row per query head.
 
     Args:
         scores: [rows, tile] float32, -inf where the row sees no token.
         values: [tile, head_dim_v].
-        largest: [rows], the largest score so far.
-        total: [rows], the sum of exp(score - largest) so far.
-        mixed: [rows, head_dim_v], the values so far with those weights.
+        m: [rows], the largest score so far.
+        l: [rows], the total weight so far: the sum of exp(score - m).
+        acc: [rows, head_dim_v], the values so far, summed with these weights.
+
+    Returns:
+        m, l and acc with the tile in them.
     """
-    grown = tl.maximum(largest, tl.max(scores, 1))
+    m_new = tl.maximum(m, tl.max(scores, 1))
     # A row that has seen no token yet: -inf - -inf would be NaN.
-    base = tl.where(grown == float("-inf"), 0.0, grown)
-    rescale = tl.exp(largest - base)
+    base = tl.where(m_new == float("-inf"), 0.0, m_new)
+    rescale = tl.exp(m - base)
     weights = tl.exp(scores - base[:, None])
-    total = total * rescale + tl.sum(weights, 1)
+    l = l * rescale + tl.sum(weights, 1)
     fresh = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-    mixed = mixed * rescale[:, None] + fresh
-    return grown, total, mixed
+    acc = acc * rescale[:, None] + fresh
+    return m_new, l, acc
 
 
 @triton.jit
-def normalized(mixed, total):
+def normalized(acc, l):
     """Return the weighted mean of the values; zeros where no token was."""
-    # False for NaN, which has to stay visible. Without a token, mixed is 0.
-    none = total == 0.0
-    return mixed / tl.where(none, 1.0, total)[:, None]
+    # False for NaN, which has to stay visible. Without a token, acc is 0.
+    none = l == 0.0
+    return acc / tl.where(none, 1.0, l)[:, None]
 
 
 # --- Rung 1: one program per query head -------------------------------------
@@ -94,9 +97,9 @@ def per_head_kernel(
     row = (seq * NUM_HEADS + head) * HEAD_DIM + dim
     q = tl.load(query + row).to(tl.float32) * scale
 
-    largest = float("-inf")
-    total = 0.0
-    mixed = tl.zeros([HEAD_DIM], tl.float32)
+    m = float("-inf")
+    l = 0.0
+    acc = tl.zeros([HEAD_DIM], tl.float32)
     for block in range(tl.cdiv(length, BLOCK_SIZE)):
         block_id = tl.load(tables + seq * max_blocks + block)
         slot = (block_id * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset
@@ -106,15 +109,15 @@ def per_head_kernel(
         v = tl.load(values + at, mask=live[:, None], other=0.0).to(tl.float32)
 
         scores = tl.where(live, tl.sum(q[None, :] * k, 1), float("-inf"))
-        grown = tl.maximum(largest, tl.max(scores, 0))
-        rescale = tl.exp(largest - grown)
-        weights = tl.exp(scores - grown)
-        total = total * rescale + tl.sum(weights, 0)
-        mixed = mixed * rescale + tl.sum(weights[:, None] * v, 0)
-        largest = grown
+        m_new = tl.maximum(m, tl.max(scores, 0))
+        rescale = tl.exp(m - m_new)
+        weights = tl.exp(scores - m_new)
+        l = l * rescale + tl.sum(weights, 0)
+        acc = acc * rescale + tl.sum(weights[:, None] * v, 0)
+        m = m_new
     if length > 0:
-        mixed = mixed / total
-    tl.store(out + row, mixed.to(out.dtype.element_ty))
+        acc = acc / l
+    tl.store(out + row, acc.to(out.dtype.element_ty))
 
 
 # --- Rung 2: the heads that share a KV head, together -----------------------
@@ -148,9 +151,9 @@ def grouped_kernel(
     in_group = (rows < GROUP)[:, None]
     q = tl.load(query + at_query, mask=in_group, other=0.0).to(COMPUTE)
 
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     for block in range(tl.cdiv(length, BLOCK_SIZE)):
         block_id = tl.load(tables + seq * max_blocks + block)
         slot = (block_id * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + offset
@@ -161,8 +164,8 @@ def grouped_kernel(
 
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(live[None, :], scores, float("-inf"))
-        largest, total, mixed = softmax_step(scores, v, largest, total, mixed)
-    result = normalized(mixed, total).to(out.dtype.element_ty)
+        m, l, acc = softmax_step(scores, v, m, l, acc)
+    result = normalized(acc, l).to(out.dtype.element_ty)
     tl.store(out + at_query, result, mask=in_group)
 
 
@@ -189,9 +192,9 @@ def attend_range(
 ):
     """Attend to the tokens [begin, end), whatever blocks they lie in."""
     dim = tl.arange(0, DIMS)
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, DIMS], tl.float32)
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
         live = position < end
@@ -205,8 +208,8 @@ def attend_range(
 
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(live[None, :], scores, float("-inf"))
-        largest, total, mixed = softmax_step(scores, v, largest, total, mixed)
-    return largest, total, mixed
+        m, l, acc = softmax_step(scores, v, m, l, acc)
+    return m, l, acc
 
 
 @triton.jit
@@ -237,7 +240,7 @@ def tiled_kernel(
     in_query = (rows < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(query + at_query, mask=in_query, other=0.0).to(COMPUTE)
 
-    _, total, mixed = attend_range(
+    _, l, acc = attend_range(
         q,
         keys,
         values,
@@ -254,7 +257,7 @@ def tiled_kernel(
         TILE,
         COMPUTE,
     )
-    result = normalized(mixed, total).to(out.dtype.element_ty)
+    result = normalized(acc, l).to(out.dtype.element_ty)
     tl.store(out + at_query, result, mask=in_query)
 
 
@@ -295,7 +298,7 @@ def split_kernel(
     in_query = (rows < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(query + at_query, mask=in_query, other=0.0).to(COMPUTE)
 
-    largest, total, mixed = attend_range(
+    m, l, acc = attend_range(
         q,
         keys,
         values,
@@ -314,16 +317,16 @@ def split_kernel(
     )
     part = head * SPLITS + split
     at_part = part[:, None] * HEAD_DIM + dim[None, :]
-    tl.store(parts + at_part, normalized(mixed, total), mask=in_query)
-    tl.store(part_lses + part, log_sum_exp(largest, total), mask=rows < GROUP)
+    tl.store(parts + at_part, normalized(acc, l), mask=in_query)
+    tl.store(part_lses + part, log_sum_exp(m, l), mask=rows < GROUP)
 
 
 @triton.jit
-def log_sum_exp(largest, total):
+def log_sum_exp(m, l):
     """Return log(sum(exp(score))) of each row: -inf where no token was."""
-    none = total == 0.0
-    log_total = tl.log(tl.where(none, 1.0, total))
-    return tl.where(none, float("-inf"), largest + log_total)
+    none = l == 0.0
+    log_l = tl.log(tl.where(none, 1.0, l))
+    return tl.where(none, float("-inf"), m + log_l)
 
 
 @triton.jit
@@ -348,20 +351,20 @@ def combine_kernel(
     part = (token * NUM_HEADS + head) * splits + split
     used = split < splits
     lses = tl.load(part_lses + part, mask=used, other=float("-inf"))
-    largest = tl.max(lses, 0)
+    m = tl.max(lses, 0)
     if sinks is not None:
         sink = tl.load(sinks + head)
-        largest = tl.maximum(largest, sink)
-    base = tl.where(largest == float("-inf"), 0.0, largest)
+        m = tl.maximum(m, sink)
+    base = tl.where(m == float("-inf"), 0.0, m)
     weights = tl.exp(lses - base)
-    total = tl.sum(weights, 0)
+    l = tl.sum(weights, 0)
     if sinks is not None:
-        total += tl.exp(sink - base)
+        l += tl.exp(sink - base)
     at = part[:, None] * HEAD_DIM_V + dim[None, :]
     stored = used[:, None] & (dim < HEAD_DIM_V)[None, :]
     part_values = tl.load(parts + at, mask=stored, other=0.0)
-    mixed = tl.sum(weights[:, None] * part_values, 0)
-    result = mixed / tl.where(total == 0.0, 1.0, total)
+    acc = tl.sum(weights[:, None] * part_values, 0)
+    result = acc / tl.where(l == 0.0, 1.0, l)
     row = out + token * out_stride_token + head * out_stride_head
     tl.store(
         row + dim * out_stride_dim,
@@ -430,13 +433,13 @@ def shaped_scores(scores, position, length, slope, softcap):
 
 
 @triton.jit
-def with_sink(largest, total, mixed, sink):
+def with_sink(m, l, acc, sink):
     """Let a sink take its share of the softmax; it adds no value."""
-    grown = tl.maximum(largest, sink)
-    base = tl.where(grown == float("-inf"), 0.0, grown)
-    rescale = tl.exp(largest - base)
-    total = total * rescale + tl.exp(sink - base)
-    return total, mixed * rescale[:, None]
+    m_new = tl.maximum(m, sink)
+    base = tl.where(m_new == float("-inf"), 0.0, m_new)
+    rescale = tl.exp(m - base)
+    l = l * rescale + tl.exp(sink - base)
+    return l, acc * rescale[:, None]
 
 
 @triton.jit
@@ -567,9 +570,9 @@ def paged_attention_kernel(
     begin = (first_tile + split * per_split) * TILE
     end = tl.minimum(begin + per_split * TILE, newest)
 
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, DIMS_V], tl.float32)
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIMS_V], tl.float32)
     table = tables + seq.to(tl.int64) * table_stride
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
@@ -607,27 +610,27 @@ def paged_attention_kernel(
         if window is not None:
             seen = seen & (position[None, :] > row_position[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
-        largest, total, mixed = softmax_step(scores, v, largest, total, mixed)
+        m, l, acc = softmax_step(scores, v, m, l, acc)
 
     if v_scale is not None:
-        mixed = mixed * tl.load(v_scale + kv_head)
+        acc = acc * tl.load(v_scale + kv_head)
     dim_v = tl.arange(0, DIMS_V)
     stored = row_used[:, None] & (dim_v < HEAD_DIM_V)[None, :]
     if SPLITS == 1:
         if sinks is not None:
             sink = tl.load(sinks + head, mask=row_used, other=0.0)
-            total, mixed = with_sink(largest, total, mixed, sink)
+            l, acc = with_sink(m, l, acc, sink)
         at_out = token * out_stride_token + head * out_stride_head
         tl.store(
             out + at_out[:, None] + dim_v[None, :] * out_stride_dim,
-            normalized(mixed, total).to(out.dtype.element_ty),
+            normalized(acc, l).to(out.dtype.element_ty),
             mask=stored,
         )
     else:
         part = (token * NUM_HEADS + head) * SPLITS + split
         at_part = part[:, None] * HEAD_DIM_V + dim_v[None, :]
-        tl.store(parts + at_part, normalized(mixed, total), mask=stored)
-        tl.store(part_lses + part, log_sum_exp(largest, total), mask=row_used)
+        tl.store(parts + at_part, normalized(acc, l), mask=stored)
+        tl.store(part_lses + part, log_sum_exp(m, l), mask=row_used)
 
 
 # --- The cache write --------------------------------------------------------

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,13 +13,14 @@ from cases.attention import (
     Case,
     assert_matches_reference,
     build,
-    counted_calls,
+    decode,
     inputs_of,
     poisoned_output,
 )
 from numba import config, get_num_threads, set_num_threads
 
-from llm_systems_cookbook.attention.cpu import kernels as cpu
+from llm_systems_cookbook.attention.cpu import cpu_attention, kernels, launch
+from llm_systems_cookbook.attention.cpu.plan import MIN_PIECE
 from llm_systems_cookbook.attention.inputs import FP8, checked_inputs
 from llm_systems_cookbook.attention.reference import reference_attention
 
@@ -28,24 +28,7 @@ FLOAT64 = [replace(c, dtype=torch.float64, cache=None) for c in PAIRWISE[:24]]
 
 
 def run(inputs):
-    return cpu.cpu_attention(inputs, poisoned_output(inputs))
-
-
-def decode(lengths, *, heads=4, kv_heads=2, dim=32, block=16, seed=0):
-    """Return arguments of a plain float32 decode with random tables."""
-    generator = torch.Generator().manual_seed(seed)
-    width = -(-max(lengths, default=0) // block)
-    count = len(lengths) * width
-    shape = count, kv_heads, block, dim
-    return {
-        "query": torch.randn(len(lengths), heads, dim, generator=generator),
-        "key_cache": torch.randn(shape, generator=generator),
-        "value_cache": torch.randn(shape, generator=generator),
-        "block_tables": torch.randperm(count, generator=generator).view(
-            len(lengths), width
-        ),
-        "seq_lens": torch.tensor(lengths, dtype=torch.int64),
-    }
+    return cpu_attention(inputs, poisoned_output(inputs))
 
 
 # --- Numbers ---------------------------------------------------------------
@@ -67,7 +50,9 @@ def test_every_bit_pattern_is_widened_as_torch_does(dtype):
     cache = every_pattern(dtype)
     tile = np.empty((len(cache), 256), np.float32)
     rows = np.arange(len(cache)) * 256
-    cpu._copy_rows(cpu._cache(cache, torch.float32), rows, len(rows), tile)
+    kernels._copy_rows(
+        launch._cache(cache, torch.float32), rows, len(rows), tile
+    )
     exact = cache.float().view(-1, 256).numpy()
     nan = np.isnan(exact)
     assert nan.any()
@@ -82,12 +67,12 @@ def test_exp_is_close_over_its_range_and_0_below():
     x = np.concatenate(
         [np.linspace(-87, 0, 4001), [-87.5, -1e30, -np.inf]]
     ).astype(np.float32)
-    actual = np.array([cpu._exp32(v) for v in x])
+    actual = np.array([kernels._exp32(v) for v in x])
     exact = np.exp(x.astype(np.float64))
     np.testing.assert_allclose(actual[:4001], exact[:4001], rtol=3e-7)
     assert (actual[4001:] == 0).all()
-    assert cpu._exp32(np.float32(0)) == 1
-    assert np.isnan(cpu._exp32(np.float32(np.nan)))
+    assert kernels._exp32(np.float32(0)) == 1
+    assert np.isnan(kernels._exp32(np.float32(np.nan)))
 
 
 @pytest.mark.parametrize("case", FLOAT64, ids=str)
@@ -159,18 +144,9 @@ def test_bad_starts_without_validation_write_nothing_outside(starts):
     arguments["query"] = torch.randn(2, 4, 32)
     inputs = checked_inputs(**arguments, validate=False)
     around = torch.full((6, 4, 32), 7.0)
-    cpu.cpu_attention(inputs, around[2:4])
+    cpu_attention(inputs, around[2:4])
     assert (around[:2] == 7).all()
     assert (around[4:] == 7).all()
-
-
-def test_starts_that_fall_far_without_validation_are_cut_to_what_there_is():
-    """Rows of a falling range must not make room for fewer tiles."""
-    starts = np.array([0, 20, 0, 20])
-    lengths = np.full(3, 30)
-    tiles, pieces, _ = cpu._cut(lengths, starts, 8, cpu.NO_WINDOW, 99, 1, 1)
-    assert tiles["seq"].tolist() == [0, 0, 0, 2, 2, 2]
-    assert len(pieces) == 6
 
 
 def test_a_negative_length_without_validation_gives_zeros():
@@ -184,7 +160,7 @@ def test_a_negative_length_without_validation_gives_zeros():
 # --- Tiles read where they are, and copied ones -----------------------------
 
 # The kernel has sums of its own for two of them.
-WIDTHS = [int(cpu.SMALL_WIDTH), int(cpu.USUAL_WIDTH), 20]
+WIDTHS = [int(kernels.SMALL_WIDTH), int(kernels.USUAL_WIDTH), 20]
 
 
 def with_steps(cache):
@@ -211,26 +187,30 @@ def test_tiles_in_place_and_copied_ones_give_the_same_bits(
     for moved in (names[:1], names[1:], names):
         copied = {name: with_steps(arguments[name]) for name in moved}
         other = checked_inputs(**{**arguments, **copied}, window=window)
-        assert not cpu._cache(copied[moved[0]], torch.float32).whole
+        assert not launch._cache(copied[moved[0]], torch.float32).whole
         assert torch.equal(run(other), out)
 
 
 def test_only_tiles_the_sums_can_take_as_they_are_stay_in_place():
     cache = torch.zeros(3, 2, 32, 8)
-    assert cpu._cache(cache, torch.float32).whole
-    assert not cpu._cache(cache.half(), torch.float32).whole
-    assert not cpu._cache(cache, torch.float64).whole
-    assert cpu._cache(cache.double(), torch.float64).whole
-    assert not cpu._cache(cache[:, :, :20].contiguous(), torch.float32).whole
-    assert not cpu._cache(cache[:, :, :16], torch.float32).whole
-    assert not cpu._cache(cache[:1].expand(3, -1, -1, -1), torch.float32).whole
+    assert launch._cache(cache, torch.float32).whole
+    assert not launch._cache(cache.half(), torch.float32).whole
+    assert not launch._cache(cache, torch.float64).whole
+    assert launch._cache(cache.double(), torch.float64).whole
+    assert not launch._cache(
+        cache[:, :, :20].contiguous(), torch.float32
+    ).whole
+    assert not launch._cache(cache[:, :, :16], torch.float32).whole
+    assert not launch._cache(
+        cache[:1].expand(3, -1, -1, -1), torch.float32
+    ).whole
 
 
 def test_functions_that_may_reorder_sums_call_no_compiled_function():
     """What they call would inherit it, and `_exp32` must keep its order."""
     compiled = {
         name: function
-        for name, function in vars(cpu).items()
+        for name, function in vars(kernels).items()
         if hasattr(function, "py_func")
     }
     reordering = {
@@ -242,7 +222,7 @@ def test_functions_that_may_reorder_sums_call_no_compiled_function():
     assert "_softmax_step" not in reordering
     for name, called in reordering.items():
         assert not {*compiled, "_exp", "_number"} & set(called), name
-    assert not cpu.REORDER & {"fast", "nnan", "ninf"}
+    assert not kernels.REORDER & {"fast", "nnan", "ninf"}
 
 
 # --- Which rows a NaN or an infinity reaches --------------------------------
@@ -316,96 +296,8 @@ def test_a_row_has_the_same_bits_whether_or_not_others_are_cut():
     own = {name: arguments[name][short] for name in ("query", "seq_lens")}
     own["block_tables"] = arguments["block_tables"][short]
     alone = run(checked_inputs(**arguments | own))
-    assert max(LENGTHS) > cpu.MIN_PIECE > 100
+    assert max(LENGTHS) > MIN_PIECE > 100
     assert torch.equal(alone, together[short])
-
-
-def shares_of_work(lengths, rows, kv_heads, threads):
-    """Return each thread's work: positions times rows."""
-    starts = np.array([0, *np.cumsum(rows)])
-    sizes = 8, cpu.NO_WINDOW, 10**6, kv_heads, threads
-    tiles, pieces, cuts = cpu._cut(np.array(lengths), starts, *sizes)
-    assert (cuts[0], cuts[-1], len(cuts)) == (0, len(pieces), threads + 1)
-    work = (pieces["end"] - pieces["low"]) * tiles["rows"][pieces["tile"]]
-    return [int(work[a:b].sum()) for a, b in pairwise(cuts)], work
-
-
-@pytest.mark.parametrize(
-    ("lengths", "kv_heads", "threads", "expected"),
-    [
-        ([1024], 1, 2, [512, 512]),
-        ([512, 512], 1, 2, [512, 512]),
-        ([100], 2, 2, [100, 100]),
-        ([100, 100], 2, 2, [200, 200]),
-        ([100], 8, 8, [100] * 8),
-        ([100] * 3, 1, 2, [200, 100]),
-        ([100], 1, 3, [0, 100, 0]),
-    ],
-)
-def test_few_equal_pieces_are_shared_evenly(
-    lengths, kv_heads, threads, expected
-):
-    rows = [1] * len(lengths)
-    assert shares_of_work(lengths, rows, kv_heads, threads)[0] == expected
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
-def test_threads_get_equal_shares_of_uneven_work(threads):
-    """No thread is off by more than the piece that lies across a cut."""
-    rng = np.random.default_rng(threads)
-    for rows in ([1] * len(LENGTHS), rng.integers(0, 2, len(LENGTHS)) * 7 + 1):
-        rows = np.minimum(rows, LENGTHS)
-        shares, work = shares_of_work(LENGTHS, rows, 2, threads)
-        assert sum(shares) == 2 * np.dot(LENGTHS, rows)
-        even = work.sum() / threads
-        assert all(abs(share - even) <= work.max() for share in shares)
-
-
-def test_a_long_sequence_is_cut_and_a_very_long_one_not_too_finely():
-    def pieces(length):
-        sizes = 8, cpu.NO_WINDOW, 10**9, 1, 1
-        return len(cpu._cut(np.array([length]), np.array([0, 1]), *sizes)[1])
-
-    assert pieces(cpu.MIN_PIECE) == 1
-    assert pieces(cpu.MIN_PIECE + 1) == 2
-    assert pieces(10 * cpu.MIN_PIECE) == 10
-    assert pieces(10**8) == cpu.PIECES
-
-
-@pytest.mark.parametrize("window", [cpu.NO_WINDOW, 1, 40])
-@pytest.mark.parametrize("threads", [1, 3, 64])
-def test_the_cut_holds_each_row_and_position_once(window, threads):
-    """What each row sees, counted from the pieces, against plain ranges."""
-    rng = np.random.default_rng(0)
-    for height in (1, 5, 32):
-        rows = rng.integers(0, 70, 12)
-        lengths = rows + rng.choice([0, 3, 1500], 12)
-        lengths[rng.integers(12)] = 0
-        starts = np.array([0, *rows.cumsum()])
-        most = int(lengths.max())
-        tiles, pieces, shares = cpu._cut(
-            lengths, starts, height, window, most, 2, threads
-        )
-        assert shares[0] == 0
-        assert (np.diff(shares) >= 0).all()
-        assert shares[-1] == len(pieces)
-        seen = np.zeros((2, starts[-1], most), int)
-        for piece in pieces:
-            tile = tiles[piece["tile"]]
-            assert 1 <= tile["rows"] <= height
-            row = slice(tile["row"], tile["row"] + tile["rows"])
-            seen[piece["head"], row, piece["low"] : piece["end"]] += 1
-        expected = np.zeros_like(seen)
-        for seq, length in enumerate(lengths):
-            first, stop = starts[seq], starts[seq + 1]
-            for row in range(first, stop) if length else ():
-                # A tile's rows are given what any of them sees.
-                low = row - (row - first) % height
-                high = min(low + height, stop)
-                end = length - (stop - high)
-                start = max(0, length - (stop - low) - window + 1)
-                expected[:, row, start:end] = 1
-        assert (seen == expected).all()
 
 
 def test_one_thread_and_two_give_the_same_bits():
@@ -429,7 +321,7 @@ def test_an_output_with_gaps_is_written_between_them(dtype):
     plain = run(inputs)
     wide = torch.full((*plain.shape[:2], 2 * plain.shape[2]), 7.0).to(dtype)
     out = wide[..., ::2]
-    assert cpu.cpu_attention(inputs, out) is out
+    assert cpu_attention(inputs, out) is out
     assert torch.equal(out, plain)
     assert (wide[..., 1::2] == 7).all()
 
@@ -459,22 +351,6 @@ def test_a_tensor_that_takes_part_in_a_graph_is_read():
 
 
 # --- Installing and importing ------------------------------------------------
-
-
-def test_a_package_and_home_that_cannot_be_written_compile_each_time(
-    monkeypatch,
-):
-    asked = []
-
-    def njit(**options):
-        asked.append(options)
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda function: function
-
-    monkeypatch.setattr(cpu, "njit", njit)
-    assert cpu._compiled()(len) is len
-    assert [o.get("cache") for o in asked] == [True, None]
 
 
 def python(code, *arguments):
@@ -510,7 +386,7 @@ def test_an_output_of_another_shape_is_refused_and_left():
     for wrong in (inputs.output()[1:], inputs.output()[:, :2]):
         wrong.fill_(7)
         with pytest.raises(ValueError, match="out must be \\[2, 4, 32\\]"):
-            cpu.cpu_attention(inputs, wrong)
+            cpu_attention(inputs, wrong)
         assert (wrong == 7).all()
 
 
@@ -530,83 +406,3 @@ for _ in range(2):
 """
     result = python(code)
     assert result.stdout.split() == ["1", "1"], result.stderr
-
-
-@pytest.mark.parametrize("mode", ["decode", "prefill"])
-def test_a_shared_plan_changes_nothing_and_is_made_once(mode, monkeypatch):
-    """Two layers: other queries and caches, the same tables and lengths."""
-    made = counted_calls(monkeypatch, cpu, "_cut")
-    first = inputs_of(Case(mode=mode, lengths="around", group=2))
-    second = replace(
-        first,
-        query=first.query.flip(0),
-        key_cache=first.key_cache * 0.5,
-        value_cache=first.value_cache * -2,
-    )
-    alone = [cpu.cpu_attention(i, poisoned_output(i)) for i in (first, second)]
-    assert len(made) == 2
-    plan = {}
-    for inputs, expected in zip((first, second), alone, strict=True):
-        planned = replace(inputs, plan=plan)
-        out = cpu.cpu_attention(planned, poisoned_output(inputs))
-        assert torch.equal(out, expected)
-    assert len(made) == 3
-
-
-def test_a_plan_of_another_step_is_refused():
-    """Its rows would be written outside of the output."""
-    plan = {}
-    first = replace(inputs_of(Case(lengths="around")), plan=plan)
-    cpu.cpu_attention(first, poisoned_output(first))
-    second = replace(inputs_of(Case(lengths="many")), plan=plan)
-    out = poisoned_output(second)
-    with pytest.raises(ValueError, match="plan was made for other"):
-        cpu.cpu_attention(second, out)
-    assert out.isnan().all()
-
-
-@pytest.mark.parametrize(
-    "name", ["block_tables", "seq_lens", "query_start_loc"]
-)
-def test_a_plan_for_other_tensors_is_refused(name):
-    """Also where the numbers are the same: they may change later."""
-    plan = {}
-    case = Case(mode="prefill", lengths="around")
-    first = replace(inputs_of(case), plan=plan)
-    cpu.cpu_attention(first, poisoned_output(first))
-    second = replace(first, **{name: getattr(first, name).clone()})
-    with pytest.raises(ValueError, match="plan was made for other"):
-        cpu.cpu_attention(second, poisoned_output(second))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"window": 4},
-        {"softcap": 2.0},
-        {"scale": 0.5},
-        {"alibi_slopes": torch.ones(8)},
-        {"sinks": torch.ones(8)},
-        {"k_scale": torch.ones(2)},
-        {"v_scale": torch.ones(2)},
-        {"heads": 4},
-        {"kv_heads": 1},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_a_plan_for_other_options_or_heads_is_refused(change):
-    plan = {}
-    first = replace(inputs_of(Case(lengths="around", group=4)), plan=plan)
-    assert (first.num_heads, first.num_kv_heads) == (8, 2)
-    cpu.cpu_attention(first, poisoned_output(first))
-    options = dict(change)
-    heads, kv_heads = options.pop("heads", 8), options.pop("kv_heads", 2)
-    second = replace(
-        first,
-        query=first.query[:, :heads],
-        key_cache=first.key_cache[:, :kv_heads],
-        value_cache=first.value_cache[:, :kv_heads],
-        **options,
-    )
-    with pytest.raises(ValueError, match="plan was made for other"):
-        cpu.cpu_attention(second, poisoned_output(second))

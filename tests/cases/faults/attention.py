@@ -258,8 +258,8 @@ FAULTS = [
         "missing rescale of one head",
         "07_triton_paged_attention",
         TRITON,
-        "        mixed = mixed * rescale + tl.sum(weights[:, None] * v, 0)",
-        "        mixed = mixed + tl.sum(weights[:, None] * v, 0)",
+        "        acc = acc * rescale + tl.sum(weights[:, None] * v, 0)",
+        "        acc = acc + tl.sum(weights[:, None] * v, 0)",
         "per_head_kernel_equals_float64",
     ),
     Fault(
@@ -290,16 +290,16 @@ FAULTS = [
         "missing rescale of the total",
         "07_triton_paged_attention",
         TRITON,
-        "    total = total * rescale + tl.sum(weights, 1)",
-        "    total = total + tl.sum(weights, 1)",
+        "    l = l * rescale + tl.sum(weights, 1)",
+        "    l = l + tl.sum(weights, 1)",
         "grouped_kernel_equals_float64",
     ),
     Fault(
         "a row without a token is NaN",
         "07_triton_paged_attention",
         TRITON,
-        "    return mixed / tl.where(none, 1.0, total)[:, None]",
-        "    return mixed / total[:, None]",
+        "    return acc / tl.where(none, 1.0, l)[:, None]",
+        "    return acc / l[:, None]",
         "grouped_kernel_equals_float64",
     ),
     Fault(
@@ -358,7 +358,7 @@ FAULTS = [
         "largest L not taken off",
         "07_triton_paged_attention",
         TRITON,
-        """    base = tl.where(largest == float("-inf"), 0.0, largest)
+        """    base = tl.where(m == float("-inf"), 0.0, m)
     weights = tl.exp(lses - base)""",
         """    base = 0.0
     weights = tl.exp(lses - base)""",
@@ -368,8 +368,8 @@ FAULTS = [
         "empty split weighs as much as a score of 0",
         "07_triton_paged_attention",
         TRITON,
-        '    return tl.where(none, float("-inf"), largest + log_total)',
-        "    return tl.where(none, 0.0, largest + log_total)",
+        '    return tl.where(none, float("-inf"), m + log_l)',
+        "    return tl.where(none, 0.0, m + log_l)",
         "split_kernels_equal_float64",
     ),
     Fault(
@@ -408,16 +408,16 @@ FAULTS = [
         "sink forgotten in the total",
         "07_triton_paged_attention",
         TRITON,
-        "    total = total * rescale + tl.exp(sink - base)",
-        "    total = total * rescale",
+        "    l = l * rescale + tl.exp(sink - base)",
+        "    l = l * rescale",
         "sinks_are_exact",
     ),
     Fault(
         "float8 scale of the values dropped",
         "07_triton_paged_attention",
         TRITON,
-        "        mixed = mixed * tl.load(v_scale + kv_head)",
-        "        mixed = mixed * 1.0",
+        "        acc = acc * tl.load(v_scale + kv_head)",
+        "        acc = acc * 1.0",
         "float8_caches_are_scaled",
     ),
     Fault(

@@ -28,28 +28,28 @@ FAULTS = [
     ),
     KernelFault(
         "missing rescale of the values",
-        "mixed = mixed * rescale[:, None] + fresh",
-        "mixed = mixed + fresh",
+        "acc = acc * rescale[:, None] + fresh",
+        "acc = acc + fresh",
         "grid",
     ),
     KernelFault(
         "missing rescale of the total",
-        "total = total * rescale + tl.sum(weights, 1)",
-        "total = total + tl.sum(weights, 1)",
+        "l = l * rescale + tl.sum(weights, 1)",
+        "l = l + tl.sum(weights, 1)",
         "grid",
     ),
     KernelFault(
         "a row without tokens is NaN",
-        'base = tl.where(grown == float("-inf"), 0.0, grown)\n'
-        "    rescale = tl.exp(largest - base)\n"
+        'base = tl.where(m_new == float("-inf"), 0.0, m_new)\n'
+        "    rescale = tl.exp(m - base)\n"
         "    weights",
-        "base = grown\n    rescale = tl.exp(largest - base)\n    weights",
+        "base = m_new\n    rescale = tl.exp(m - base)\n    weights",
         "grid",
     ),
     KernelFault(
         "length 0 is NaN",
-        "return mixed / tl.where(none, 1.0, total)[:, None]",
-        "return mixed / total[:, None]",
+        "return acc / tl.where(none, 1.0, l)[:, None]",
+        "return acc / l[:, None]",
         "grid",
     ),
     KernelFault(
@@ -238,8 +238,8 @@ FAULTS = [
     ),
     KernelFault(
         "empty split not neutral",
-        'return tl.where(none, float("-inf"), largest + log_total)',
-        "return tl.where(none, 0.0, largest + log_total)",
+        'return tl.where(none, float("-inf"), m + log_l)',
+        "return tl.where(none, 0.0, m + log_l)",
         "grid",
     ),
     KernelFault(
@@ -250,7 +250,7 @@ FAULTS = [
     ),
     KernelFault(
         "the largest part not taken off",
-        'base = tl.where(largest == float("-inf"), 0.0, largest)',
+        'base = tl.where(m == float("-inf"), 0.0, m)',
         "base = 0.0",
         "extremes",
     ),
@@ -286,14 +286,14 @@ FAULTS = [
     ),
     KernelFault(
         "sink forgotten by the combination",
-        "total += tl.exp(sink - base)",
-        "total += 0.0",
+        "l += tl.exp(sink - base)",
+        "l += 0.0",
         "grid",
     ),
     KernelFault(
         "sink not rescaled",
-        "total = total * rescale + tl.exp(sink - base)",
-        "total = total + tl.exp(sink - base)",
+        "l = l * rescale + tl.exp(sink - base)",
+        "l = l + tl.exp(sink - base)",
         "grid",
     ),
     KernelFault(
@@ -304,8 +304,8 @@ FAULTS = [
     ),
     KernelFault(
         "fp8 value scale dropped",
-        "mixed = mixed * tl.load(v_scale + kv_head)",
-        "mixed = mixed * 1.0",
+        "acc = acc * tl.load(v_scale + kv_head)",
+        "acc = acc * 1.0",
         "grid",
     ),
     KernelFault(
@@ -328,12 +328,12 @@ FAULTS = [
     ),
     KernelFault(
         "length 0 with a sink of -inf is NaN",
-        'base = tl.where(grown == float("-inf"), 0.0, grown)\n'
-        "    rescale = tl.exp(largest - base)\n"
-        "    total = total * rescale + tl.exp(sink",
-        "base = grown\n"
-        "    rescale = tl.exp(largest - base)\n"
-        "    total = total * rescale + tl.exp(sink",
+        'base = tl.where(m_new == float("-inf"), 0.0, m_new)\n'
+        "    rescale = tl.exp(m - base)\n"
+        "    l = l * rescale + tl.exp(sink",
+        "base = m_new\n"
+        "    rescale = tl.exp(m - base)\n"
+        "    l = l * rescale + tl.exp(sink",
         "extremes",
     ),
     KernelFault(
