@@ -364,6 +364,7 @@ def generate(name: str, n: int | None = None, seed: int = 0) -> Trace:
         A trace with prefix_ids and sha256 None.
 
     Raises:
+        TypeError: n that is not an integer.
         ValueError: an unknown name, n below 1.
     """
     tables = quantile_tables()
