@@ -1,10 +1,17 @@
 """What a notebook says: checks, measures and exercises, and their record."""
 
 from llm_systems_cookbook.nb.session import (
+    AssertionsOff,
     ChecksFailed,
     Session,
     bootstrap,
     raises,
 )
 
-__all__ = ["ChecksFailed", "Session", "bootstrap", "raises"]
+__all__ = [
+    "AssertionsOff",
+    "ChecksFailed",
+    "Session",
+    "bootstrap",
+    "raises",
+]

@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import reprlib
+import sys
 import tempfile
 import textwrap
 import traceback
@@ -50,13 +51,19 @@ _HINT_LIMIT = 480  # what was expected comes last, and is what helps
 _MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "todo": "○"}
 
 
-class ChecksFailed(RuntimeError):
-    """Raised by `Session.save`, after writing, when a run has not passed."""
-
+class _OneLineError(RuntimeError):
     def _render_traceback_(self) -> list[str]:
         # IPython prints these lines in place of a traceback: the reader needs
-        # the names of the checks, not the inside of this module.
+        # what the message says, not the inside of this module.
         return [f"{type(self).__name__}: {self}"]
+
+
+class ChecksFailed(_OneLineError):
+    """Raised by `Session.save`, after writing, when a run has not passed."""
+
+
+class AssertionsOff(_OneLineError):
+    """Raised by `bootstrap` where Python leaves out every `assert`."""
 
 
 def bootstrap(name: str, interpret: bool = False) -> "Session":
@@ -78,10 +85,19 @@ def bootstrap(name: str, interpret: bool = False) -> "Session":
         interpret: turn Triton's interpreter on where there is no GPU.
 
     Raises:
+        AssertionsOff: Python runs with -O or PYTHONOPTIMIZE; nothing is
+            written.
         ValueError: name is not such a plain slug.
         RestartKernel: the interpreter is wanted, and Triton was imported
             without it.
     """
+    if sys.flags.optimize:
+        # Exercises are graded by asserts: wrong answers would pass.
+        raise AssertionsOff(
+            "assertions are turned off (python -O or PYTHONOPTIMIZE), and "
+            "exercises are graded by them: unset PYTHONOPTIMIZE and restart "
+            "Python without -O"
+        )
     session = Session(name, results_folder(find_checkout() or Path.cwd()))
     session._write("incomplete")
     _say(f"{name} · llm-systems-cookbook {__version__}")

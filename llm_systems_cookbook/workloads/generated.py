@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llm_systems_cookbook.validate import require_at_least, require_number
+
 SHAREGPT_MEAN_INPUT = 161.31
 SHAREGPT_MEAN_OUTPUT = 337.99
 ALPACA_MEAN_INPUT = 19.31
@@ -110,10 +112,14 @@ def lognormal_lengths(
         int64 [n].
 
     Raises:
+        TypeError: a count that is not an integer, or another value that is
+            not a number.
         ValueError: a value outside its limit, or not finite.
     """
-    _require_count(1, n=n, maximum=maximum)
-    _require_finite(mu=mu)
+    require_at_least(1, n=n, maximum=maximum)
+    require_number(mu=mu)
+    if not math.isfinite(mu):
+        raise ValueError(f"mu must be finite, got {mu}")
     _require_positive(sigma=sigma)
     rng = random.Random(seed)
     draws = [rng.lognormvariate(mu, sigma) for _ in range(n)]
@@ -141,10 +147,12 @@ def lognormal_with_mean(
         int64 [n].
 
     Raises:
+        TypeError: a count that is not an integer, or another value that is
+            not a number.
         ValueError: a value outside its limit or not finite, or a length
             drawn above MAX_TOKENS.
     """
-    _require_count(1, n=n)
+    require_at_least(1, n=n)
     _require_positive(mean=mean, sigma=sigma)
     mu = math.log(mean) - sigma**2 / 2
     return _whole_tokens(rng.lognormal(mu, sigma, n))
@@ -167,10 +175,12 @@ def gamma_with_mean(
         int64 [n].
 
     Raises:
+        TypeError: a count that is not an integer, or another value that is
+            not a number.
         ValueError: a value outside its limit or not finite, or a length
             drawn above MAX_TOKENS.
     """
-    _require_count(1, n=n)
+    require_at_least(1, n=n)
     _require_positive(mean=mean, std=std)
     return _whole_tokens(rng.gamma((mean / std) ** 2, std**2 / mean, n))
 
@@ -199,9 +209,11 @@ def poisson_arrivals(
         float64 [n], seconds, non-decreasing.
 
     Raises:
+        TypeError: a count that is not an integer, or another value that is
+            not a number.
         ValueError: a value outside its limit, or not finite.
     """
-    _require_count(1, n=n)
+    require_at_least(1, n=n)
     _require_positive(rate=rate)
     return np.cumsum(rng.exponential(1 / rate, n))
 
@@ -231,9 +243,11 @@ def sharegpt(
         sigma: standard deviation of the logarithm of the input length.
 
     Raises:
+        TypeError: a count that is not an integer, or another value that is
+            not a number.
         ValueError: a value outside its limit, or not finite.
     """
-    _require_count(2, max_tokens=max_tokens)
+    require_at_least(2, max_tokens=max_tokens)
     rng = np.random.default_rng(seed)
     inputs = lognormal_with_mean(rng, n, SHAREGPT_MEAN_INPUT, sigma)
     outputs = gamma_with_mean(rng, n, SHAREGPT_MEAN_OUTPUT, std=296)
@@ -260,9 +274,11 @@ def alpaca(
         rate: Poisson arrivals per second (the paper's Fig. 13b has 30).
 
     Raises:
+        TypeError: a count that is not an integer, or another value that is
+            not a number.
         ValueError: a value outside its limit, or not finite.
     """
-    _require_count(2, max_tokens=max_tokens)
+    require_at_least(2, max_tokens=max_tokens)
     rng = np.random.default_rng(seed)
     inputs = lognormal_with_mean(rng, n, ALPACA_MEAN_INPUT, sigma=0.5)
     # A lognormal's sigma follows from its mean and standard deviation.
@@ -281,23 +297,7 @@ def _cut(
     return inputs, np.minimum(outputs, max_tokens - inputs)
 
 
-def _require_count(minimum: int, **values: int) -> None:
-    for name, value in values.items():
-        whole = isinstance(value, int | np.integer)
-        if not whole or value < minimum:
-            raise ValueError(
-                f"{name} must be an integer >= {minimum}, got {value!r}"
-            )
-
-
-def _require_finite(**values: float) -> None:
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be finite, got {value}")
-
-
 def _require_positive(**values: float) -> None:
-    _require_finite(**values)
-    for name, value in values.items():
-        if value <= 0:
-            raise ValueError(f"{name} must be > 0, got {value}")
+    for name, value in zip(values, require_number(**values), strict=True):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be finite and > 0, got {value}")

@@ -6,12 +6,11 @@ offline: then that folder alone is read. Without file or network,
 `load_or_generate` draws a look-alike from a small table of quantiles.
 """
 
+import csv
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from statistics import NormalDist
@@ -23,7 +22,6 @@ import pooch
 
 from llm_systems_cookbook.validate import cdiv, folder_from
 from llm_systems_cookbook.workloads.generated import (
-    MAX_TOKENS,
     Workload,
     poisson_arrivals,
 )
@@ -31,10 +29,6 @@ from llm_systems_cookbook.workloads.generated import (
 FOLDER_VARIABLE = "COOKBOOK_TRACES"
 PREFIX_BLOCK_TOKENS = 512
 HTTP_TIMEOUT_S = 5
-
-_AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
-_MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
-_MAX_TICKS = 2**53  # float64 holds every integer up to here
 
 
 class TraceUnavailable(RuntimeError):
@@ -64,7 +58,8 @@ class Trace(Workload):
     Raises:
         ValueError: no request, arrays or prefix_ids of unequal length, a
             length below 1 or not an integer, an arrival that is not finite
-            or goes back in time.
+            or goes back in time, another number of ids than a prompt has
+            blocks.
     """
 
     prefix_ids: list[tuple[int, ...]] | None = None
@@ -72,9 +67,18 @@ class Trace(Workload):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prefix_ids is not None and len(self.prefix_ids) != len(self):
+        if self.prefix_ids is not None:
+            self._require_an_id_per_block(self.prefix_ids)
+
+    def _require_an_id_per_block(self, ids: list[tuple[int, ...]]) -> None:
+        if len(ids) != len(self):
+            raise ValueError(f"{len(ids)} prefix_ids for {len(self)} requests")
+        blocks = cdiv(self.input_len, PREFIX_BLOCK_TOKENS)
+        found = np.array([len(prompt) for prompt in ids])
+        for index in np.flatnonzero(found != blocks):
             raise ValueError(
-                f"{len(self.prefix_ids)} prefix_ids for {len(self)} requests"
+                f"prefix_ids[{index}] has {found[index]} ids for "
+                f"{self.input_len[index]} tokens, not {blocks[index]}"
             )
 
     @property
@@ -116,189 +120,45 @@ class Columns(NamedTuple):
     prefix_ids: list[tuple[int, ...]] | None
 
 
-class _Row(NamedTuple):
-    ticks: int
-    input_len: int
-    output_len: int
-    prefix_ids: tuple[int, ...] = ()
-
-
-def parse_azure(data: bytes, file: str | Path) -> Columns:
+def parse_azure(text: str) -> Columns:
     """Read an Azure trace: a header, then time, input and output length.
 
     Times have up to seven decimals of a second.
-
-    Args:
-        data: the whole file; lines end in CRLF or LF.
-        file: its name, for error messages.
-
-    Raises:
-        TraceError: naming the file and the first bad line, from 1.
     """
-    lines = _lines(data, file)
-    if lines[0] != _AZURE_HEADER.encode():
-        raise TraceError(
-            f"{file}, line 1: expected the header {_AZURE_HEADER}, "
-            f"got {_shorten(lines[0])}"
-        )
-    rows = _parse_rows(lines[1:], 2, file, _azure_row)
-    arrival_s, inputs, outputs = _arrays(rows, ticks_per_second=10**7)
-    return Columns(arrival_s, inputs, outputs, None)
+    rows = list(csv.DictReader(text.splitlines()))
+    # Nanoseconds hold every decimal; Python's datetime keeps six.
+    times = np.array([row["TIMESTAMP"] for row in rows], dtype="M8[ns]")
+    return Columns(
+        _seconds(times.astype(np.int64) // 100, ticks_per_second=10**7),
+        np.array([int(row["ContextTokens"]) for row in rows]),
+        np.array([int(row["GeneratedTokens"]) for row in rows]),
+        None,
+    )
 
 
-def parse_mooncake(data: bytes, file: str | Path) -> Columns:
-    """Read a Mooncake trace: one JSON object a line, times in milliseconds.
-
-    Args:
-        data: the whole file; lines end in CRLF or LF.
-        file: its name, for error messages.
-
-    Raises:
-        TraceError: naming the file and the first bad line, from 1.
-    """
-    rows = _parse_rows(_lines(data, file), 1, file, _mooncake_row)
-    arrival_s, inputs, outputs = _arrays(rows, ticks_per_second=1000)
-    ids = [row.prefix_ids for row in rows]
-    return Columns(arrival_s, inputs, outputs, ids)
+def parse_mooncake(text: str) -> Columns:
+    """Read a Mooncake trace: one JSON object a line, times in milliseconds."""
+    rows = [json.loads(line) for line in text.splitlines()]
+    times = np.array([row["timestamp"] for row in rows])
+    return Columns(
+        _seconds(times, ticks_per_second=1000),
+        np.array([row["input_length"] for row in rows]),
+        np.array([row["output_length"] for row in rows]),
+        [tuple(row["hash_ids"]) for row in rows],
+    )
 
 
-def _lines(data: bytes, file: str | Path) -> list[bytes]:
-    if not data:
-        raise TraceError(f"{file}, line 1: the file is empty")
-    lines = data.removesuffix(b"\n").split(b"\n")
-    return [line.removesuffix(b"\r") for line in lines]
-
-
-def _parse_rows(
-    lines: list[bytes],
-    first_line: int,
-    file: str | Path,
-    parse: Callable[[str], _Row],
-) -> list[_Row]:
-    """Parse lines in order; the one place that adds file and line number."""
-    if not lines:
-        raise TraceError(f"{file}, line {first_line}: no row")
-    rows: list[_Row] = []
-    for number, line in enumerate(lines, start=first_line):
-        try:
-            row = parse(line.decode("ascii"))
-            if rows and row.ticks < rows[-1].ticks:
-                raise ValueError("arrives before the row ahead of it")
-        except ValueError as error:
-            raise TraceError(f"{file}, line {number}: {error}") from None
-        rows.append(row)
-    return rows
-
-
-def _arrays(
-    rows: list[_Row], ticks_per_second: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    start = rows[0].ticks
+def _seconds(ticks: np.ndarray, ticks_per_second: int) -> np.ndarray:
+    """Return the seconds since the first request."""
     # The difference is an exact integer, so only the division rounds.
-    seconds = [(row.ticks - start) / ticks_per_second for row in rows]
-    return (
-        np.array(seconds, dtype=np.float64),
-        np.array([row.input_len for row in rows], dtype=np.int64),
-        np.array([row.output_len for row in rows], dtype=np.int64),
-    )
-
-
-def _azure_row(line: str) -> _Row:
-    fields = line.split(",")
-    if len(fields) != 3:
-        raise ValueError(f"expected 3 fields, got {len(fields)}")
-    return _Row(
-        _timestamp_ticks(fields[0]),
-        _length("ContextTokens", _integer("ContextTokens", fields[1])),
-        _length("GeneratedTokens", _integer("GeneratedTokens", fields[2])),
-    )
-
-
-def _timestamp_ticks(text: str) -> int:
-    """Return 100 ns ticks since year 1: datetime alone keeps six decimals."""
-    pattern = r"([0-9-]{10} [0-9:]{8})(?:\.([0-9]{1,7}))?"
-    match = re.fullmatch(pattern, text)
-    if match is None:
-        raise ValueError(
-            f"TIMESTAMP is not YYYY-MM-DD HH:MM:SS.fffffff: {_shorten(text)}"
-        )
-    moment = datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S")
-    since = moment - datetime.min
-    decimals = (match[2] or "").ljust(7, "0")
-    return (since.days * 86400 + since.seconds) * 10**7 + int(decimals)
-
-
-def _integer(name: str, text: str) -> int:
-    if re.fullmatch(r"-?[0-9]{1,18}", text) is None:
-        raise ValueError(f"{name} is not an integer: {_shorten(text)}")
-    return int(text)
-
-
-def _mooncake_row(line: str) -> _Row:
-    row = _json_object(line)
-    input_len = _length("input_length", row["input_length"])
-    output_len = _length("output_length", row["output_length"])
-    return _Row(
-        _in_range("timestamp", row["timestamp"], 0, _MAX_TICKS),
-        input_len,
-        output_len,
-        _prefix_ids(row["hash_ids"], input_len),
-    )
-
-
-def _json_object(line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"not JSON: {error.msg} at column {error.colno}"
-        ) from None
-    except RecursionError:
-        raise ValueError("not JSON: nested too deeply") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"not a JSON object: {_shorten(line)}")
-    missing = [key for key in _MOONCAKE_KEYS if key not in row]
-    if missing:
-        raise ValueError(f"missing {', '.join(missing)}")
-    return row
-
-
-def _prefix_ids(values: object, input_len: int) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise ValueError(f"hash_ids is not a list: {_shorten(values)}")
-    needed = cdiv(input_len, PREFIX_BLOCK_TOKENS)
-    if len(values) != needed:
-        raise ValueError(
-            f"{len(values)} hash_ids for {input_len} tokens, not {needed}"
-        )
-    return tuple(_in_range("hash_ids", i, 0, _MAX_TICKS) for i in values)
-
-
-def _length(name: str, value: object) -> int:
-    return _in_range(name, value, 1, MAX_TOKENS)
-
-
-def _in_range(name: str, value: object, low: int, high: int) -> int:
-    # JSON's true is an int to Python, so the exact type decides.
-    if type(value) is not int:
-        raise ValueError(f"{name} is not an integer: {_shorten(value)}")
-    if not low <= value <= high:
-        raise ValueError(
-            f"{name} must be in [{low}, {high}], got {_shorten(value)}"
-        )
-    return value
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return (ticks - ticks[:1]) / ticks_per_second
 
 
 class _Source(NamedTuple):
     file: str
     folder_url: str
     sha256: str
-    parse: Callable[[bytes, str | Path], Columns]
+    parse: Callable[[str], Columns]
 
     @property
     def url(self) -> str:
@@ -362,21 +222,27 @@ def load(name: str) -> Trace:
     Raises:
         ValueError: an unknown name.
         TraceUnavailable: no file and no network; says what to do.
-        TraceError: a bad row (naming file and line), or a file whose rows
-            are all well formed but whose SHA-256 is not the pinned one.
+        TraceError: a file whose SHA-256 is not the pinned one, naming the
+            file, both digests and where to get it; or one that is, but holds
+            no trace.
     """
     source = _SOURCES[_known(name)]
     path = _find(name, source)
     data = _read(name, source, path)
-    # Parse first: a bad row says more than a hash that differs.
-    columns = source.parse(data, path)
     digest = hashlib.sha256(data).hexdigest()
     if digest != source.sha256:
         raise TraceError(
             f"{path}: SHA-256 is {digest}, expected {source.sha256}. "
             f"Replace the file by {source.url}"
         )
-    return Trace(name, *columns, sha256=digest)
+    try:
+        return Trace(name, *source.parse(data.decode("ascii")), sha256=digest)
+    except (LookupError, TypeError, ValueError) as error:
+        # The digest of a wrong file was pinned, or the wrong parser named.
+        raise TraceError(
+            f"{path} has the pinned SHA-256, but holds no trace "
+            f"({_cause(error)})"
+        ) from error
 
 
 def _known(name: str) -> str:
@@ -421,7 +287,7 @@ def _download_once(name: str, source: _Source) -> Path:
         )
     except (OSError, ValueError) as error:
         if path.is_file():
-            return path  # damaged: reading it names the line
+            return path  # damaged: loading it names both digests
         raise TraceUnavailable(
             f"trace {name}: {source.file} is not in {cache}, and downloading "
             f"{source.url} failed ({_cause(error)}). Set {FOLDER_VARIABLE} "
@@ -497,6 +363,7 @@ def generate(name: str, n: int | None = None, seed: int = 0) -> Trace:
         A trace with prefix_ids and sha256 None.
 
     Raises:
+        TypeError: n that is not an integer.
         ValueError: an unknown name, n below 1.
     """
     tables = quantile_tables()

@@ -1257,6 +1257,20 @@ def test_bootstrap_writes_an_incomplete_record_first(s):
     assert record["conditions"]["python"] == Conditions.here().python
 
 
+def test_bootstrap_refuses_an_interpreter_without_assertions(
+    results, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    cell = "from llm_systems_cookbook.nb import bootstrap; bootstrap('a')"
+    with pytest.raises(CellExecutionError) as caught:
+        execute([cell], tmp_path)
+    assert caught.value.ename == "AssertionsOff"
+    assert "PYTHONOPTIMIZE" in caught.value.evalue
+    assert "\n" not in caught.value.evalue
+    assert "session.py" not in caught.value.traceback
+    assert not results.exists()
+
+
 def test_crash_before_save_leaves_the_record_incomplete(results):
     code = (
         "from llm_systems_cookbook.nb import bootstrap; import os;"

@@ -8,7 +8,7 @@ from llm_systems_cookbook.workloads.generated import Workload
 from llm_systems_cookbook.workloads.traces import Trace
 
 BLOCK = 16
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 def waste(lengths, reserved):
@@ -119,9 +119,9 @@ def test_fitted_workload_depends_on_the_seed_alone(make):
     ("call", "words"),
     [
         (lambda: workload.lognormal_lengths(0, n=0), "n .* 0"),
-        (lambda: workload.lognormal_lengths(0, n=1.5), r"n .* 1\.5"),
         (lambda: workload.lognormal_lengths(0, maximum=0), "maximum .* 0"),
         (lambda: workload.lognormal_lengths(0, mu=NAN), "mu .* nan"),
+        (lambda: workload.lognormal_lengths(0, mu=INF), "mu .* inf"),
         (lambda: workload.lognormal_lengths(0, sigma=-1), "sigma .* -1"),
         (lambda: workload.lognormal_with_mean(rng(), 0, 5, 1), "n .* 0"),
         (lambda: workload.lognormal_with_mean(rng(), 1, 0, 1), "mean .* 0"),
@@ -133,7 +133,7 @@ def test_fitted_workload_depends_on_the_seed_alone(make):
         (lambda: workload.poisson_arrivals(rng(), 0, 1.0), "n .* 0"),
         (lambda: workload.poisson_arrivals(rng(), 1, 0), "rate .* 0"),
         (lambda: workload.poisson_arrivals(rng(), 1, -2.0), r"rate .* -2\.0"),
-        (lambda: workload.poisson_arrivals(rng(), 1, NAN), "rate .* nan"),
+        (lambda: workload.poisson_arrivals(rng(), 1, INF), "rate .* inf"),
         (lambda: workload.sharegpt(0, 0), "n .* 0"),
         (lambda: workload.sharegpt(1, 0, max_tokens=1), "max_tokens .* 1"),
         (lambda: workload.sharegpt(1, 0, rate=0), "rate .* 0"),
@@ -145,6 +145,17 @@ def test_fitted_workload_depends_on_the_seed_alone(make):
 def test_bad_argument_raises_and_is_named(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_argument_of_another_type_raises_and_is_named():
+    with pytest.raises(TypeError, match=r"n must be an integer, got 1\.5"):
+        workload.lognormal_lengths(0, n=1.5)
+    with pytest.raises(TypeError, match="max_tokens must be an integer"):
+        workload.alpaca(1, 0, max_tokens=40.0)
+    with pytest.raises(TypeError, match="rate must be a number, got '2'"):
+        workload.poisson_arrivals(rng(), 1, "2")
+    with pytest.raises(TypeError, match="mu must be a number, got None"):
+        workload.lognormal_lengths(0, mu=None)
 
 
 @pytest.mark.parametrize(
