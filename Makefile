@@ -16,7 +16,7 @@ OFFLINE := --LabApp.news_url=None \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lab lint matrix clean
+.PHONY: help run test lab lint matrix gpu clean
 
 help:
 	@echo 'make run     run every notebook, then show what passed and was measured'
@@ -24,6 +24,7 @@ help:
 	@echo 'make lab     open the notebooks in Jupyter Lab'
 	@echo 'make lint    check style, notebooks, copied source and badges'
 	@echo 'make matrix  test the Triton kernels with each Triton of $(TRITONS)'
+	@echo 'make gpu     try and time the kernels on an NVIDIA GPU, 5 minutes at most'
 	@echo 'make clean   remove .venv, results, build output and caches'
 	@echo ''
 	@echo 'PYTHON     builds .venv; Python 3.11, 3.12 or 3.13 (now $(PYTHON))'
@@ -61,6 +62,9 @@ lint: $(STAMP)
 	$(BIN)/cookbook lint
 	$(BIN)/cookbook sync --check
 	$(BIN)/cookbook badges --check
+
+gpu: $(STAMP)
+	$(BIN)/cookbook gpu
 
 # Each Triton in an environment of its own. torch's CUDA wheel wants its own
 # Triton and is refused: on Linux, name the index of CPU wheels in PIP_ARGS.
