@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test quick lab lint matrix floor clean
+.PHONY: help run test quick lab lint matrix floor gpu clean
 
 help:
 	@echo 'make run     run every notebook, then show what passed and was measured'
@@ -21,6 +21,7 @@ help:
 	@echo 'make lint    check style, notebooks and copied source'
 	@echo 'make matrix  test the Triton kernels with each Triton of $(TRITONS)'
 	@echo 'make floor   try the lowest version of every dependency'
+	@echo 'make gpu     try and time the kernels on an NVIDIA GPU, 5 minutes at most'
 	@echo 'make clean   remove .venv, results, build output and caches'
 	@echo ''
 	@echo 'PYTHON     builds .venv; Python 3.11, 3.12 or 3.13 (now $(PYTHON))'
@@ -63,6 +64,9 @@ lint: $(STAMP)
 	$(BIN)/python -m nbstripout --verify --keep-id notebooks/*.ipynb
 	$(BIN)/cookbook lint
 	$(BIN)/cookbook sync --check
+
+gpu: $(STAMP)
+	$(BIN)/cookbook gpu
 
 # Each Triton in an environment of its own. torch's CUDA wheel wants its own
 # Triton and is refused: on Linux, name the index of CPU wheels in PIP_ARGS.

@@ -14,98 +14,29 @@ gives every engine its turn; a figure is the median of the rounds' ratios.
 
 import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from llm_systems_cookbook.attention import (
-    ContiguousKVCache,
-    PagedKVCache,
-    gather_loop_attention,
-)
-from llm_systems_cookbook.memory import (
-    BlockAllocator,
-    FirstFitRegions,
-    PagedMemory,
-    ReservedMemory,
-)
+from llm_systems_cookbook.attention import gather_loop_attention
 from llm_systems_cookbook.models import TinyGPT
 from llm_systems_cookbook.nb import Session
-from llm_systems_cookbook.serving import Report, Request, Scheduler, replay
-from llm_systems_cookbook.serving.engine import Engine
+from llm_systems_cookbook.serving import Report, Request, replay
+from llm_systems_cookbook.tools.bench_engine import (
+    BLOCK_SIZE,
+    TimedModel,
+    contiguous,
+    fill,
+    paged,
+    timed_rounds,
+)
 from llm_systems_cookbook.workloads import sharegpt
 
 BATCH = 32
-BLOCK_SIZE = 16
 MAX_TOKENS = 1024
 # What reserve-max sets aside: in both loads about four times the mean length.
 LIMITS = {"sharegpt": 2048 // 8, "book": 384}
 RESULTS = Path(__file__).parent / "results"
-
-
-class TimedModel:
-    """A model that adds up the seconds of its forward."""
-
-    def __init__(self, model: TinyGPT) -> None:
-        self.model = model
-        self.seconds = 0.0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.model, name)
-
-    def __call__(self, *inputs: Tensor | Sequence[int] | Callable) -> Tensor:
-        """Compute, and add the time."""
-        start = time.perf_counter()
-        logits = self.model(*inputs)
-        self.seconds += time.perf_counter() - start
-        return logits
-
-
-def contiguous(
-    model: TimedModel, num_slots: int, max_tokens: int, max_num_seqs: int
-) -> Engine:
-    memory = ReservedMemory(num_slots, max_tokens, regions=FirstFitRegions)
-    cache = ContiguousKVCache(
-        model.num_layers, num_slots, model.num_kv_heads, model.head_dim
-    )
-    return Engine(model, _scheduler(memory, max_num_seqs), cache)
-
-
-def paged(
-    model: TimedModel,
-    num_slots: int,
-    block_size: int,
-    max_num_seqs: int,
-    backend: object = "cpu",
-    watermark: float = 0.01,
-) -> Engine:
-    num_blocks = num_slots // block_size
-    memory = PagedMemory(BlockAllocator(num_blocks, block_size))
-    cache = PagedKVCache(
-        model.num_layers,
-        num_blocks,
-        block_size,
-        model.num_kv_heads,
-        model.head_dim,
-    )
-    scheduler = _scheduler(memory, max_num_seqs, watermark)
-    return Engine(model, scheduler, cache, backend)
-
-
-def _scheduler(
-    memory: ReservedMemory | PagedMemory,
-    max_num_seqs: int,
-    watermark: float = 0.01,
-) -> Scheduler:
-    return Scheduler(
-        memory,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=512,
-        watermark=watermark,
-    )
 
 
 def equal_batches(
@@ -113,70 +44,25 @@ def equal_batches(
 ) -> None:
     """Time decode steps of 32 sequences of different lengths."""
     slots = BATCH * MAX_TOKENS
-    models = {
-        name: TimedModel(TinyGPT())
-        for name in ("contiguous", "gather_loop", "in_place", "one_block")
-    }
+
+    def model() -> TimedModel:
+        return TimedModel(TinyGPT())
+
+    blocks = slots, BLOCK_SIZE, BATCH
     engines = {
-        "contiguous": contiguous(
-            models["contiguous"], slots, MAX_TOKENS, BATCH
-        ),
-        "gather_loop": paged(
-            models["gather_loop"],
-            slots,
-            BLOCK_SIZE,
-            BATCH,
-            gather_loop_attention,
-        ),
-        "in_place": paged(models["in_place"], slots, BLOCK_SIZE, BATCH),
+        "contiguous": contiguous(model(), slots, MAX_TOKENS, BATCH),
+        "gather_loop": paged(model(), *blocks, gather_loop_attention),
+        "in_place": paged(model(), *blocks, "cpu"),
         "one_block": paged(
-            models["one_block"], slots, MAX_TOKENS, BATCH, watermark=0.0
+            model(), slots, MAX_TOKENS, BATCH, "cpu", watermark=0.0
         ),
     }
     for engine in engines.values():
-        fill(engine, mean_prompt, (rounds + 2) * steps)
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
-    beside: list[float] = []
-    for round_number in range(rounds + 1):
-        for name, engine in engines.items():
-            time.sleep(0.05)  # let the last library's threads fall asleep
-            spent, model = timed_steps(engine, models[name], steps)
-            if round_number == 0:
-                continue  # warms up
-            seconds[name].append(spent)
-            if name == "contiguous":
-                beside.append((spent - model) / model)
+        fill(engine, BATCH, mean_prompt, (rounds + 2) * steps)
+    spent = timed_rounds(engines, rounds, steps)
+    seconds = {name: [s.step for s in own] for name, own in spent.items()}
+    beside = [(s.step - s.forward) / s.forward for s in spent["contiguous"]]
     report_batches(session, mean_prompt, seconds, beside)
-
-
-def fill(engine: Engine, mean_prompt: int, outputs: int) -> None:
-    """Add a full batch, and step until all of it decodes."""
-    rng = random.Random(mean_prompt)
-    for _ in range(BATCH):
-        length = rng.randint(mean_prompt // 2, 3 * mean_prompt // 2)
-        engine.add_request(rng.choices(range(256), k=length), outputs + 99)
-    while len(engine.scheduler.running) < BATCH:
-        engine.step()
-    engine.step()
-    engine.step()
-    assert all(e.num_tokens == 1 for e in engine.last_batch.entries)
-    assert len(engine.last_batch.entries) == BATCH
-
-
-def timed_steps(
-    engine: Engine, model: TimedModel, steps: int
-) -> tuple[float, float]:
-    """Return the median seconds of a step, and of its forward."""
-    step_seconds, forward_seconds = [], []
-    for _ in range(steps):
-        model.seconds = 0.0
-        engine.step()
-        step_seconds.append(engine.step_seconds)
-        forward_seconds.append(model.seconds)
-    return (
-        statistics.median(step_seconds),
-        statistics.median(forward_seconds),
-    )
 
 
 def report_batches(
@@ -240,7 +126,7 @@ def equal_memory(
     for _ in range(rounds):
         engines = (
             contiguous(TimedModel(model), slots, limit, 64),
-            paged(TimedModel(model), slots, BLOCK_SIZE, 64),
+            paged(TimedModel(model), slots, BLOCK_SIZE, 64, "cpu"),
         )
         reports.append(
             [

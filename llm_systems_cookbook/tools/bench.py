@@ -12,20 +12,22 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from llm_systems_cookbook import workloads
 from llm_systems_cookbook.attention.dispatch import attend
 from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
     checked_inputs,
 )
 from llm_systems_cookbook.validate import cdiv, require_at_least
+
+if TYPE_CHECKING:
+    from llm_systems_cookbook.workloads import Trace
 
 TRACE = "azure-conv-2023"
 FLEX_PAGE = 128  # tokens; FlexAttention's masks have blocks of this size
@@ -118,7 +120,7 @@ class Shape:
 
 def mixed_lengths(
     count: int, seed: int = 0, longest: int | None = None
-) -> tuple[tuple[int, ...], workloads.Trace]:
+) -> tuple[tuple[int, ...], "Trace"]:
     """Draw sequences as a server meets them in the middle of decoding.
 
     A request of the Azure 2023 conversation trace is drawn at random, and a
@@ -135,6 +137,9 @@ def mixed_lengths(
     Raises:
         ValueError: count or longest below 1.
     """
+    # Who times equal lengths needs no trace, nor what downloads one.
+    from llm_systems_cookbook import workloads
+
     require_at_least(1, count=count)
     trace = workloads.load_or_generate(TRACE)
     rng = np.random.default_rng(seed)

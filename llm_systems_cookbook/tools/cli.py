@@ -281,6 +281,16 @@ def bench_attention(
         raise typer.Exit(2) from error
 
 
+@app.command()
+def gpu() -> None:
+    """Try the kernels on this machine's GPU, and time them; 5 minutes."""
+    # Only this command may start a GPU; it runs without the rest of this
+    # file's imports, too: `python -m llm_systems_cookbook.tools.gpu`.
+    from llm_systems_cookbook.tools.gpu import main
+
+    raise typer.Exit(main())
+
+
 # --- Tables ---------------------------------------------------------------
 
 
