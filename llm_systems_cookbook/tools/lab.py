@@ -2,9 +2,11 @@
 
 import ast
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -59,9 +61,9 @@ def _remarks(path: Path, original: Path) -> Iterator[str]:
     except CookbookError as error:
         yield f"cannot be compared: {error}"
         return
-    for module in sorted(_imports(copy)):
-        if not _exists(module):
-            yield f"imports {module}, which is gone"
+    for module, name in sorted(_imports(copy)):
+        if not _is_there(module, name):
+            yield f"imports {name} from {module}, which has it no longer"
 
 
 def _taught(notebook: Notebook) -> set[str]:
@@ -73,21 +75,36 @@ def _taught(notebook: Notebook) -> set[str]:
     }
 
 
-def _imports(notebook: Notebook) -> set[str]:
-    named = {
-        node.module
+def _imports(notebook: Notebook) -> set[tuple[str, str]]:
+    """Return what is imported from the package: (module, name)."""
+    return {
+        (node.module, alias.name)
         for cell in notebook.cells
         for node, _ in cell.nodes
         if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if node.module.split(".")[0] == PACKAGE
     }
-    return {name for name in named if name.split(".")[0] == PACKAGE}
 
 
-def _exists(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
+def _is_there(module: str, name: str) -> bool:
+    """Tell whether a module has a name, without running the module."""
+    spec = _spec(module)
+    if spec is None or spec.origin is None:
         return False
+    if _spec(f"{module}.{name}") is not None:
+        return True
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    # Where it is defined, or listed: prose may name what has gone.
+    given = rf'^(?:(?:def|class) {name}\b|{name}\b.*=|\s*"{name}")'
+    return re.search(given, text, re.MULTILINE) is not None
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    try:
+        return find_spec(module)
+    except ModuleNotFoundError:  # what should hold it is no package
+        return None
 
 
 def open_lab(root: Path, arguments: Sequence[str]) -> NoReturn:

@@ -50,6 +50,11 @@ def moved_import(root):
     write(root / "lab" / "01_a.ipynb", code=code)
 
 
+def moved_name(root):
+    code = "from llm_systems_cookbook import plots, traces"
+    write(root / "lab" / "01_a.ipynb", code=code)
+
+
 def broken(root):
     (root / "lab" / "01_a.ipynb").write_text("{")
 
@@ -66,7 +71,11 @@ def stale_record(root):
         (renumbered, "lab/01_a.ipynb is a copy of a notebook that is gone"),
         (
             moved_import,
-            "lab/01_a.ipynb imports llm_systems_cookbook.paged_cache",
+            "lab/01_a.ipynb imports PagedKVCache from llm_systems_cookbook",
+        ),
+        (
+            moved_name,
+            "lab/01_a.ipynb imports traces from llm_systems_cookbook, which",
         ),
         (broken, "lab/01_a.ipynb cannot be compared"),
         (stale_record, "09_gone.json: a record of no notebook"),
