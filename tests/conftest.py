@@ -9,15 +9,16 @@ import pytest
 import torch
 from hypothesis import settings
 
+from llm_systems_cookbook.validate import folder_from
+
 # Set here rather than as MPLBACKEND, which the notebooks' kernels would
 # inherit and then draw nothing.
 matplotlib.use("Agg")
 
 # The notebooks' kernels start in another folder.
-if os.environ.get("COOKBOOK_TRACES"):
-    os.environ["COOKBOOK_TRACES"] = os.path.abspath(
-        os.environ["COOKBOOK_TRACES"]
-    )
+for variable in ("COOKBOOK_TRACES", "COOKBOOK_RESULTS"):
+    if folder := folder_from(variable):
+        os.environ[variable] = str(folder)
 
 # Triton reads it when it is first imported. With a GPU the kernels run there.
 if not torch.cuda.is_available():

@@ -2,7 +2,6 @@
 
 import ast
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -94,10 +93,17 @@ def _is_there(module: str, name: str) -> bool:
         return False
     if _spec(f"{module}.{name}") is not None:
         return True
-    text = Path(spec.origin).read_text(encoding="utf-8")
-    # Where it is defined, or listed: prose may name what has gone.
-    given = rf'^(?:(?:def|class) {name}\b|{name}\b.*=|\s*"{name}")'
-    return re.search(given, text, re.MULTILINE) is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return name in set(_bound(tree))
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a module defines, assigns or imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.alias):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
 
 
 def _spec(module: str) -> ModuleSpec | None:

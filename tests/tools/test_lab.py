@@ -6,9 +6,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from cases.notebooks import NOTEBOOKS
 
 from llm_systems_cookbook.tools import lab
 from llm_systems_cookbook.tools.lab import copy_notebooks, open_lab
+from llm_systems_cookbook.tools.notebooks import read_notebook
 
 
 @pytest.fixture
@@ -34,6 +36,13 @@ def test_an_answer_in_a_copy_stays_and_is_no_cause_for_a_remark(root):
     before = copy.read_bytes()
     assert copy_notebooks(root) == []
     assert copy.read_bytes() == before
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_the_notebooks_import_today_is_there(path):
+    imports = lab._imports(read_notebook(path))
+    assert imports
+    assert [one for one in imports if not lab._is_there(*one)] == []
 
 
 def rewritten(root):
