@@ -45,7 +45,7 @@ test quick: export OMP_WAIT_POLICY := PASSIVE
 # shares the rest. Their results go to build/, so a test run never replaces
 # your figures.
 test: $(STAMP)
-	cd tests && ../$(BIN)/python -m cases.compile_kernels $(JOBS)
+	PYTHONPATH=tests $(BIN)/python -m cases.compile_kernels $(JOBS)
 	COOKBOOK_RESULTS="$(CURDIR)/build/test-results" \
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
 		--nbmake --nbmake-timeout=120 notebooks tests

@@ -1,6 +1,6 @@
 """Compile the CPU kernels, which numba keeps for every later process.
 
-    python -m cases.compile_kernels PROCESSES   (in tests/)
+    PYTHONPATH=tests python -m cases.compile_kernels PROCESSES
 
 Tests that run in several processes would each compile them anew, where they
 start before the first has finished. What is on disk already only loads.
