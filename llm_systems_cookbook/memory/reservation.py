@@ -40,7 +40,28 @@ def round_up_to_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-class BuddyRegions:
+class _Used:
+    """The regions in use, by their first slot, whoever places them."""
+
+    def __init__(self, num_slots: int) -> None:
+        (self.num_slots,) = require_at_least(1, num_slots=num_slots)
+        self._used: dict[int, int] = {}
+
+    @property
+    def used_starts(self) -> list[int]:
+        """First slots of the regions in use."""
+        return list(self._used)
+
+    def _give_up(self, start: int) -> tuple[int, int]:
+        """Return a region's first slot and its size; it is not used now."""
+        if start not in self._used:
+            raise ValueError(f"no region in use starts at slot {start}")
+        # 4.0 is found under 4, and could not be combined with a size.
+        (start,) = require_at_least(0, start=start)
+        return start, self._used.pop(start)
+
+
+class BuddyRegions(_Used):
     """Regions whose sizes are powers of two, split and merged in halves.
 
     A pool of any size starts as one free region per set bit of `num_slots`,
@@ -58,17 +79,15 @@ class BuddyRegions:
     """
 
     def __init__(self, num_slots: int) -> None:
-        (num_slots,) = require_at_least(1, num_slots=num_slots)
-        self.num_slots = num_slots
+        super().__init__(num_slots)
         self._free: dict[int, set[int]] = {}
-        self._used: dict[int, int] = {}
         # Largest first, so that each region starts at a multiple of its size:
         # only then is the buddy's start one flipped bit away.
         start = 0
-        for bit in reversed(range(num_slots.bit_length())):
+        for bit in reversed(range(self.num_slots.bit_length())):
             size = 1 << bit
             self._free[size] = set()
-            if num_slots & size:
+            if self.num_slots & size:
                 self._free[size].add(start)
                 start += size
 
@@ -76,11 +95,6 @@ class BuddyRegions:
     def free_slots(self) -> int:
         """Slots in all free regions together."""
         return self.num_slots - sum(self._used.values())
-
-    @property
-    def used_starts(self) -> list[int]:
-        """First slots of the regions in use."""
-        return list(self._used)
 
     @property
     def largest_hole(self) -> int:
@@ -126,11 +140,7 @@ class BuddyRegions:
             TypeError: start is not an integer.
             ValueError: no region in use starts there.
         """
-        if start not in self._used:
-            raise ValueError(f"no region in use starts at slot {start}")
-        # 4.0 is found under 4, and could not be combined with a size below.
-        (start,) = require_at_least(0, start=start)
-        size = self._used.pop(start)
+        start, size = self._give_up(start)
         while start ^ size in self._free[size]:
             self._free[size].remove(start ^ size)
             start = min(start, start ^ size)
@@ -153,7 +163,7 @@ class BuddyRegions:
                 )
 
 
-class FirstFitRegions:
+class FirstFitRegions(_Used):
     """Regions of exactly the size asked for, from the first hole that fits.
 
     Args:
@@ -164,20 +174,13 @@ class FirstFitRegions:
     """
 
     def __init__(self, num_slots: int) -> None:
-        (num_slots,) = require_at_least(1, num_slots=num_slots)
-        self.num_slots = num_slots
-        self._holes: list[tuple[int, int]] = [(0, num_slots)]
-        self._used: dict[int, int] = {}
+        super().__init__(num_slots)
+        self._holes: list[tuple[int, int]] = [(0, self.num_slots)]
 
     @property
     def free_slots(self) -> int:
         """Slots in all holes together."""
         return sum(size for _, size in self._holes)
-
-    @property
-    def used_starts(self) -> list[int]:
-        """First slots of the regions in use."""
-        return list(self._used)
 
     @property
     def largest_hole(self) -> int:
@@ -216,10 +219,7 @@ class FirstFitRegions:
             TypeError: start is not an integer.
             ValueError: no region in use starts there.
         """
-        if start not in self._used:
-            raise ValueError(f"no region in use starts at slot {start}")
-        (start,) = require_at_least(0, start=start)
-        size = self._used.pop(start)
+        start, size = self._give_up(start)
         # The right hole first: to take the left one out would shift it.
         i = bisect.bisect(self._holes, (start, 0))
         if i < len(self._holes) and self._holes[i][0] == start + size:

@@ -54,17 +54,11 @@ class Guard:
     def step(
         self, function: Callable[P, R], *args: P.args, **options: P.kwargs
     ) -> R:
-        """Call a function that computes a step.
+        """Call a function that computes a step, unless a step is running.
 
         Raises:
-            RuntimeError: a step, or another thread's call, is running; the
-                function was not called.
+            RuntimeError: it is; the function was not called.
         """
-        return self.call(self._step, function, *args, **options)
-
-    def _step(
-        self, function: Callable[P, R], *args: P.args, **options: P.kwargs
-    ) -> R:
         if self._is_stepping:
             raise RuntimeError("a step is running already")
         try:
@@ -99,6 +93,7 @@ def one_step(method: Method[S, P, R]) -> Method[S, P, R]:
 
     @wraps(method)
     def guarded(self: S, *args: P.args, **options: P.kwargs) -> R:
-        return self._guard.step(method, self, *args, **options)
+        guard = self._guard
+        return guard.call(guard.step, method, self, *args, **options)
 
     return guarded

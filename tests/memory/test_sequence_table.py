@@ -55,30 +55,6 @@ def test_growth_takes_a_block_exactly_when_the_table_is_full(block_size):
         assert allocator.used_blocks == len(table.block_ids)
 
 
-@pytest.mark.parametrize("start", range(9))
-@pytest.mark.parametrize("n", range(9))
-def test_extend_equals_n_appends(start, n):
-    one_by_one = BlockAllocator(9, 4), SequenceTable(4)
-    at_once = BlockAllocator(9, 4), SequenceTable(4)
-    for allocator, table in (one_by_one, at_once):
-        table.extend(allocator, start)
-    for _ in range(n):
-        one_by_one[1].append(one_by_one[0])
-    assert at_once[1].extend(at_once[0], n) == []
-    assert snapshot(*one_by_one) == snapshot(*at_once)
-
-
-@pytest.mark.parametrize("length", range(10))
-def test_truncate_keeps_just_the_blocks_that_hold_a_token(length):
-    allocator = BlockAllocator(4, 3)
-    table = SequenceTable(3)
-    table.extend(allocator, 9)
-    kept = table.block_ids[: allocator.blocks_needed(length)]
-    table.truncate(allocator, length)
-    assert (table.block_ids, table.length) == (kept, length)
-    assert allocator.used_blocks == len(kept)
-
-
 @pytest.mark.parametrize("length", [-1, 6])
 def test_truncate_outside_the_sequence_is_refused(length):
     allocator = BlockAllocator(4, 3)
@@ -124,20 +100,6 @@ def test_negative_extend_is_refused():
     assert allocator.free_blocks == 4
 
 
-def test_refused_growth_changes_nothing():
-    allocator = BlockAllocator(2, 2)
-    table = SequenceTable(2)
-    table.extend(allocator, 3)
-    before = snapshot(allocator, table)
-    with pytest.raises(OutOfBlocks):
-        table.extend(allocator, 2)
-    table.append(allocator)
-    with pytest.raises(OutOfBlocks):
-        table.append(allocator)
-    table.truncate(allocator, 3)
-    assert snapshot(allocator, table) == before
-
-
 def test_extend_with_some_blocks_but_too_few_takes_none():
     allocator = BlockAllocator(3, 2)
     table = SequenceTable(2)
@@ -147,15 +109,6 @@ def test_extend_with_some_blocks_but_too_few_takes_none():
         table.extend(allocator, 5)
     assert (error.value.needed, error.value.free) == (3, 2)
     assert snapshot(allocator, table) == before
-
-
-def test_refused_append_leaves_the_length():
-    allocator = BlockAllocator(1, 2)
-    table = SequenceTable(2)
-    table.extend(allocator, 2)
-    with pytest.raises(OutOfBlocks):
-        table.append(allocator)
-    assert table.length == 2
 
 
 @pytest.fixture
