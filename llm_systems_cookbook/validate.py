@@ -9,6 +9,10 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
+# What models compute in and caches hold, by torch's names: not everything
+# that reads them needs torch.
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
 
 def require_at_least(minimum: int, **values: SupportsIndex) -> list[int]:
     """Return the values as plain integers; refuse any below `minimum`.

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llm_systems_cookbook import validate
+from llm_systems_cookbook.validate import cdiv
+
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+FLOATS = tuple(getattr(torch, name) for name in validate.FLOATS)
 INDEX = (torch.int32, torch.int64)
 LONGEST = 2**31 - 1  # tokens in a sequence
 _FLOAT32 = torch.finfo(torch.float32)
@@ -472,7 +475,7 @@ def _check_block_ids(
     if inputs.window is not None:
         first = (lens - query_lens - inputs.window + 1).clamp(min=0) // size
     column = torch.arange(inputs.max_blocks, device=lens.device)
-    end = (lens + size - 1) // size
+    end = cdiv(lens, size)
     live = (column >= first[:, None]) & (column < end[:, None])
     tables = inputs.block_tables
     bad = live & ((tables < 0) | (tables >= inputs.num_blocks))

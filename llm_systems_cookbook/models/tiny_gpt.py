@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from llm_systems_cookbook.validate import require_at_least, require_number
+from llm_systems_cookbook.validate import (
+    FLOATS,
+    require_at_least,
+    require_number,
+)
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 NORM_EPS = 1e-5
 # How far attention scores and logits spread; `TinyGPT` says why.
 SCORE_STD = 4.0
@@ -122,9 +125,10 @@ class TinyGPT(nn.Module):
     ) -> None:
         super().__init__()
         (seed,) = require_at_least(0, seed=seed)
-        if dtype not in FLOATS:
-            names = ", ".join(str(known) for known in FLOATS)
-            raise ValueError(f"dtype must be one of {names}, got {dtype}")
+        if dtype not in [getattr(torch, name) for name in FLOATS]:
+            raise ValueError(
+                f"dtype must be one of {', '.join(FLOATS)}, got {dtype}"
+            )
         draw = _Weights(seed)
         width, vocab = config.width, config.vocab_size
         self.config = config

@@ -211,6 +211,13 @@ def _cut(
     return tiles, pieces, _shares(tiles, pieces, threads)
 
 
+# Here and not from `validate`: numba's cache sees no change in another file.
+@inlined()
+def _cdiv(a: int, b: int) -> int:
+    """Return a / b rounded up."""
+    return -(-a // b)
+
+
 @inlined()
 def _cut_rows(
     lengths: np.ndarray,
@@ -224,7 +231,7 @@ def _cut_rows(
     for seq in range(len(lengths)):
         if lengths[seq] > 0:
             rows = max(0, starts[seq + 1] - starts[seq])
-            count += -(-rows // height)
+            count += _cdiv(rows, height)
     tiles = np.empty(count, QUERY_TILE)
     count = 0
     for seq in range(len(lengths)):
@@ -249,17 +256,17 @@ def _pieces(tiles: np.ndarray, kv_heads: int) -> np.ndarray:
     positions = 0
     for nth in range(len(tiles)):
         positions += tiles[nth].end - tiles[nth].low
-    size = max(MIN_PIECE, -(-positions * kv_heads // PIECES))
+    size = max(MIN_PIECE, _cdiv(positions * kv_heads, PIECES))
     count = 0
     for nth in range(len(tiles)):
         tile = tiles[nth]
-        tile.splits = max(1, -(-(tile.end - tile.low) // size))
+        tile.splits = max(1, _cdiv(tile.end - tile.low, size))
         tile.first = count
         count += tile.splits * kv_heads
     pieces = np.empty(count, PIECE)
     for nth in range(len(tiles)):
         tile = tiles[nth]
-        each = -(-(tile.end - tile.low) // tile.splits)
+        each = _cdiv(tile.end - tile.low, tile.splits)
         for i in range(tile.splits * kv_heads):
             piece = pieces[tile.first + i]
             piece.tile, piece.head = nth, i // tile.splits

@@ -117,18 +117,28 @@ def compile_report(specs: list[Spec]) -> list[Compiled]:
     Raises:
         RuntimeError: the compiler failed; with its message.
     """
-    environment = dict(os.environ)
+    done = _compile_elsewhere(specs, {})
+    if done.returncode != 0:
+        # It may be Triton's cache: damaged, full, or not to be written.
+        with tempfile.TemporaryDirectory() as folder:
+            done = _compile_elsewhere(specs, {"TRITON_CACHE_DIR": folder})
+    if done.returncode != 0:
+        raise RuntimeError(f"could not compile: {done.stderr.strip()}")
+    return [_from_json(found) for found in json.loads(done.stdout)]
+
+
+def _compile_elsewhere(
+    specs: list[Spec], changes: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | changes
     environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", __name__],
         input=json.dumps([asdict(spec) for spec in specs]),
         env=environment,
         capture_output=True,
         text=True,
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"could not compile: {done.stderr.strip()}")
-    return [_from_json(found) for found in json.loads(done.stdout)]
 
 
 def _from_json(found: dict[str, Any]) -> Compiled:

@@ -190,3 +190,13 @@ def test_tf32_would_be_noticed(tmp_path):
 def test_a_failing_compilation_is_told():
     with pytest.raises(RuntimeError, match="sm_1"):
         compile_report([Spec("sm_1")])
+
+
+def test_a_cache_of_tritons_that_cannot_be_written_costs_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    no_folder = tmp_path / "cache"
+    no_folder.touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(no_folder))
+    (found,) = compile_report([Spec("sm_80")])
+    assert found.registers > 0
