@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from fractions import Fraction
+from decimal import Decimal
 
 import numpy as np
 
@@ -34,39 +34,31 @@ def compare(
     for name, array in (("actual", a), ("expected", b)):
         if np.any(array != array):
             return False, f"NaN in {name}"
-    exact = _beyond_float(a) or _beyond_float(b)
-    convert = _as_fractions if exact else _as_floats
-    error, scale = _errors(convert(a), convert(b))
-    if exact:
-        rtol, atol = Fraction(rtol), Fraction(atol)
-    # An infinite error is never close, though the limit may be infinite too.
+    floats = _fit_floats(a) and _fit_floats(b)
+    convert = _as_floats if floats else _as_python
+    shape, a, b = a.shape, convert(a), convert(b)
     with np.errstate(all="ignore"):
-        close = (error == 0) | (error < math.inf) & (
-            error <= atol + rtol * scale
-        )
+        # Infinities are equal, though their difference is NaN.
+        error, scale = np.where(a == b, 0, np.abs(a - b)), np.abs(b)
+        # An infinite error is never close, whatever the limit.
+        close = (error <= atol + rtol * scale) & (error < math.inf)
+        close |= error == 0
     if close.all():
         return True, _agreement(float(error.max()))
-    return False, _farthest(error, scale, a.shape)
+    return False, _farthest(error, scale, shape)
 
 
 def _agreement(largest: float) -> str:
     return f"off by at most {largest:.2g}" if largest else "equal"
 
 
-def _errors(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return |a - b|, 0 where equal (infinities too), and |b|."""
-    with np.errstate(all="ignore"):
-        return np.where(a == b, 0, np.abs(a - b)), np.abs(b)
-
-
 def _farthest(
     error: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]
 ) -> str:
-    relative = np.full_like(error, math.inf)
-    relative[error == 0] = 0
-    finite = (error > 0) & (error < math.inf) & (scale > 0)
+    error, scale = error.astype(np.float64), scale.astype(np.float64)
     with np.errstate(all="ignore"):
-        relative[finite] = error[finite] / scale[finite]
+        relative = np.where(error == 0, 0, error / scale)
+    relative[np.isnan(relative)] = math.inf  # infinity beside infinity
     return (
         f"largest absolute error {_largest(error, shape)}, "
         f"relative {_largest(relative, shape)}"
@@ -77,7 +69,7 @@ def _largest(values: np.ndarray, shape: tuple[int, ...]) -> str:
     worst = int(np.argmax(values))
     index = [int(i) for i in np.unravel_index(worst, shape)]
     where = f" at {index}" if index else ""
-    return f"{float(values[worst]):.3g}{where}"
+    return f"{values[worst]:.3g}{where}"
 
 
 def _numbers(name: str, value: object) -> np.ndarray:
@@ -88,66 +80,67 @@ def _numbers(name: str, value: object) -> np.ndarray:
     array = np.asarray(value, dtype=dtype)
     if array.dtype.kind == "O":
         for item in array.flat:
-            if not isinstance(item, numbers.Number):
+            if not _is_number(item):
                 raise TypeError(_not_numbers(name, item))
     elif array.dtype.kind not in "biufc":
         raise TypeError(_not_numbers(name, value))
     return array
 
 
-def _not_numbers(name: str, value: object) -> str:
-    kind = type(value).__name__
-    hint = ""
-    if isinstance(value, list | np.ndarray):
-        hint = " (ragged?)"
-    if callable(value):
-        hint = ": forgotten call?"
-    return f"{name} is not numeric: {kind}{hint}"
-
-
 def _without_tensors(value: object) -> object:
-    """Return tensors as arrays, numpy scalars as numbers, also in lists."""
+    """Return tensors as arrays, single numbers as such, also in lists."""
     if isinstance(value, list | tuple):
         return [_without_tensors(item) for item in value]
     if is_tensor(value):
         value = tensor_to_numpy(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-        return _without_tensors(value.tolist())
-    if isinstance(value, np.timedelta64 | np.datetime64):
-        raise TypeError(f"a {type(value).__name__} is no plain number")
-    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
-        return value.item()
-    return value
+    single = isinstance(value, np.ndarray) and value.ndim == 0
+    return value[()] if single else value
 
 
-def _beyond_float(array: np.ndarray) -> bool:
-    """Return whether an integer is too large for float64 to hold exactly."""
-    if array.dtype.kind == "O":
-        integers = (x for x in array.flat if isinstance(x, int))
-        return any(abs(x) > _EXACT_FLOAT_LIMIT for x in integers)
-    if array.dtype.kind not in "iu":
-        return False
-    extremes = int(array.min()), int(array.max())
-    return max(map(abs, extremes)) > _EXACT_FLOAT_LIMIT
+def _is_number(item: object) -> bool:
+    # A numpy duration calls itself a number, and would lose its unit.
+    return isinstance(item, numbers.Number | np.bool_) and not isinstance(
+        item, np.timedelta64
+    )
+
+
+def _not_numbers(name: str, value: object) -> str:
+    hint = ""
+    if isinstance(value, list):
+        hint = " (ragged?)"
+    if callable(value):
+        hint = ": forgotten call?"
+    return f"{name} is not numeric: {type(value).__name__}{hint}"
+
+
+def _fit_floats(array: np.ndarray) -> bool:
+    """Return whether float64 holds every number of an array exactly."""
+    if array.dtype.kind in "fc":
+        return True
+    # What is in a list is anyone's guess, and lists are short.
+    return array.dtype.kind != "O" and (
+        int(array.min()) >= -_EXACT_FLOAT_LIMIT
+        and int(array.max()) <= _EXACT_FLOAT_LIMIT
+    )
 
 
 def _as_floats(array: np.ndarray) -> np.ndarray:
     """Return a flat array of float64, complex128 or a wider type."""
-    if array.dtype.kind == "O":
-        array = np.array(array.ravel().tolist())
-    if array.dtype.kind == "O":
-        array = array.astype(np.float64)
     return array.ravel().astype(np.result_type(array.dtype, np.float64))
 
 
-def _as_fractions(array: np.ndarray) -> np.ndarray:
-    """Return a flat array of exact fractions; infinities stay floats."""
+def _as_python(array: np.ndarray) -> np.ndarray:
+    """Return a flat array of Python's numbers: its integers never round."""
     result = np.empty(array.size, dtype=object)
-    result[:] = [_exact(x) for x in array.ravel().tolist()]
+    result[:] = [_python_number(item) for item in array.ravel().tolist()]
     return result
 
 
-def _exact(number: int | float) -> Fraction | float:
-    if isinstance(number, float) and math.isinf(number):
-        return number
-    return Fraction(number)
+def _python_number(item: numbers.Number) -> int | float | complex:
+    if isinstance(item, numbers.Integral | np.bool_):
+        return int(item)
+    if isinstance(item, numbers.Real | Decimal):
+        number = float(item)
+        # A large integer less a float is rounded, less an integer it is not.
+        return int(number) if number.is_integer() else number
+    return complex(item)

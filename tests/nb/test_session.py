@@ -301,104 +301,15 @@ def test_raises_lets_other_errors_through():
 
 # --- check_close -----------------------------------------------------------
 
-CLOSE = {
-    "numbers": (1.0, 1.0 + 1e-9),
-    "int and float": (3, 3.0),
-    "lists": ([1, 2.5], (1, 2.5)),
-    "nested lists": ([[1, 2], [3, 4]], np.array([[1, 2], [3, 4]])),
-    "float32": (np.float32(0.1), 0.1),
-    "complex": (1 + 2j, 1 + 2j),
-    "booleans": (np.array([True, False]), [True, False]),
-    "infinities": ([INF, -INF, 1], [INF, -INF, 1]),
-    "fraction": (Fraction(1, 4), Decimal("0.25")),
-    "list of arrays": ([np.ones(2), np.zeros(2)], [[1, 1], [0, 0]]),
-    "list of tensors": (
-        [torch.tensor(1.0, requires_grad=True), torch.tensor(2)],
-        [1, 2],
-    ),
-    "conjugate": (torch.tensor([1 + 2j]).conj(), [1 - 2j]),
-}
 
-
-@pytest.mark.parametrize(("a", "b"), CLOSE.values(), ids=CLOSE)
-def test_close_values_pass(s, a, b):
-    assert s.check_close("forth", a, b) is True
-    assert s.check_close("back", b, a) is True
-    assert {c["status"] for c in checks(s).values()} == {"passed"}
-
-
-FAR = {
-    "numbers": (1.0, 1.0 + 1e-5),
-    "one element": ([1, 2, 3], [1, 2, 3.1]),
-    "sign": (-1.0, 1.0),
-    "complex": (1 + 2j, 1 - 2j),
-    "infinite actual": ([1, INF], [1, 2]),
-    "infinite expected": ([1, 2], [1, INF]),
-    "opposite infinities": (INF, -INF),
-    "small against zero": (1e-30, 0.0),
-}
-
-
-@pytest.mark.parametrize(("a", "b"), FAR.values(), ids=FAR)
-def test_distant_values_fail(s, a, b):
-    assert s.check_close("name", a, b) is False
-    assert checks(s)["name"]["status"] == "failed"
-
-
-def test_equal_infinities_are_close_at_any_tolerance(s):
-    assert s.check_close("zero", [INF, 1], [INF, 1], rtol=0) is True
-    assert s.check_close("wide", [2**60, INF], [2**60, INF], rtol=0) is True
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.float8_e4m3fn,
-        torch.int8,
-        torch.int64,
-        torch.bool,
-    ],
-)
-def test_tensor_of_any_dtype_is_compared(s, dtype):
-    ones = torch.ones(2, 3).to(dtype)
-    assert s.check_close("same", ones, np.ones((2, 3))) is True
-    assert s.check_close("other", ones, np.full((2, 3), 2.0)) is False
-
-
-def test_tensor_that_requires_grad_is_compared(s):
-    tensor = torch.tensor([1.0, 2.0], requires_grad=True)
-    assert s.check_close("same", tensor, tensor) is True
-    assert s.check_close("other", tensor, [1.0, 3.0]) is False
-
-
-def test_message_has_the_largest_errors_and_where(s, lines):
-    s.check_close("name", [[1, 2.5], [100, 0.5]], [[1, 2], [101, 0.25]])
-    said = "largest absolute error 1 at [1, 0], relative 1 at [1, 1]"
-    assert lines() == [f"✗ name — {said}"]
-    assert checks(s)["name"]["message"] == said
-
-
-def test_passing_message_says_how_close(s, lines):
-    s.check_close("near", [10.0, 20.5], [10.0, 20.0], atol=1)
-    s.check_close("same", [10.0, 20.0], [10.0, 20.0])
-    assert lines() == ["✓ near — off by at most 0.5", "✓ same — equal"]
-
-
-def test_message_of_one_number_has_no_index(s):
-    s.check_close("name", 3.0, 2.0)
-    message = checks(s)["name"]["message"]
-    assert message == "largest absolute error 1, relative 0.5"
-
-
-def test_tolerance_is_relative_to_the_expected_value(s):
-    assert s.check_close("within", 10.9, 10.0, rtol=0.1) is True
-    assert s.check_close("not to the actual", 10.0, 9.0, rtol=0.105) is False
-    assert s.check_close("sum", 12.0, 10.0, rtol=0.1, atol=1.0) is True
-    assert s.check_close("over", 12.1, 10.0, rtol=0.1, atol=1.0) is False
+def test_check_close_says_how_close_or_how_far(s, lines):
+    assert s.check_close("near", [10.0, 20.5], [10.0, 20.0], atol=1) is True
+    assert s.check_close("far", [1, 3], [1, 2]) is False
+    far = "largest absolute error 1 at [1], relative 0.5 at [1]"
+    assert lines() == ["✓ near — off by at most 0.5", f"✗ far — {far}"]
+    assert checks(s)["near"]["status"] == "passed"
+    assert checks(s)["far"]["status"] == "failed"
+    assert checks(s)["far"]["message"] == far
 
 
 def test_default_tolerance_is_one_in_a_million(s):
@@ -407,93 +318,19 @@ def test_default_tolerance_is_one_in_a_million(s):
     assert s.check_close("nothing absolute", 1e-12, 0) is False
 
 
-BIG = 2**53
-WIDE = {
-    "int and int": (BIG + 1, BIG),
-    "int and float": (BIG + 1, float(BIG)),
-    "beyond 64 bits": (2**90 + 1, 2**90),
-    "mixed list": ([BIG + 1, 0.5], [BIG, 0.5]),
-    "int64 arrays": (np.array([BIG + 1]), np.array([BIG])),
-    "negative": (np.array([-BIG - 1]), np.array([-BIG])),
-    "signed and unsigned": (np.uint64(2**63 + 1), 2**63),
-    "tensor": (torch.tensor([BIG + 1]), [BIG]),
-    "scalars in a list": ([np.int64(BIG + 1)], [np.int64(BIG)]),
-    "object array": (
-        np.array([np.int64(BIG + 1)], dtype=object),
-        np.array([BIG]),
-    ),
-}
-
-
-@pytest.mark.parametrize(("a", "b"), WIDE.values(), ids=WIDE)
-def test_large_integers_compare_exactly(s, a, b):
-    assert s.check_close("same", a, a, rtol=0, atol=0) is True
-    assert s.check_close("one off", a, b, rtol=0, atol=0) is False
-    assert s.check_close("one off, reversed", b, a, rtol=0, atol=0) is False
-    assert s.check_close("within", a, b, rtol=0, atol=1) is True
-
-
-def test_large_integers_beside_an_expected_zero(s):
-    a, b = [BIG * 2, 1], [BIG * 2, 0]
-    assert s.check_close("within", a, b, atol=1) is True
-    assert s.check_close("beyond", a, b, atol=0.5) is False
-    assert "relative inf at [1]" in checks(s)["beyond"]["message"]
-
-
-def test_large_integers_beside_infinity(s):
-    assert s.check_close("same", [BIG * 2, INF], [BIG * 2, INF]) is True
-    assert s.check_close("other", [BIG * 2, INF], [BIG * 2, 1]) is False
-    assert s.check_close("infinite", [BIG * 2], [INF]) is False
-
-
-def test_difference_of_extreme_integers_does_not_wrap(s):
-    low, high = np.array([-(2**63)]), np.array([2**63 - 1])
-    assert s.check_close("name", low, high) is False
-    assert "error 1.84e+19 at [0]" in checks(s)["name"]["message"]
-
-
-def test_difference_of_unsigned_bytes_does_not_wrap(s):
-    low, high = np.array([1], np.uint8), np.array([255], np.uint8)
-    assert s.check_close("name", low, high, atol=10) is False
-    assert "error 254 at [0]" in checks(s)["name"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "said"),
-    [
-        ([1, 2], [1, 2, 3], "shape (2,), expected (3,)"),
-        (1, [1], "shape (), expected (1,)"),
-        (np.ones((2, 1)), np.ones((1, 2)), "shape (2, 1), expected (1, 2)"),
-        ([NAN], [NAN], "NaN in actual"),
-        ([1, 2], [1, NAN], "NaN in expected"),
-        (np.float32(NAN), 1, "NaN in actual"),
-        (torch.tensor(NAN, dtype=torch.bfloat16), 1, "NaN in actual"),
-        ([2**60, NAN], [2**60, NAN], "NaN in actual"),
-        ([], [], "nothing to compare: shape (0,)"),
-        (np.ones((0, 3)), np.ones((0, 3)), "nothing to compare: shape (0, 3)"),
-        ("1", 1, "actual is not numeric: str"),
-        (1, None, "expected is not numeric: NoneType"),
-        ([1, "2"], [1, 2], "actual is not numeric: str"),
-        ([[1], [1, 2]], [1, 2], "actual is not numeric: list (ragged?)"),
-        ({1: 2}, 1, "actual is not numeric: dict"),
-        (lambda: 1, 1, "actual is not numeric: function: forgotten call?"),
-        (np.array(["a"]), 1, "actual is not numeric: ndarray"),
-        (np.array(["2025-01-01"], "M8[D]"), 1, "actual is not numeric"),
-        (torch.empty(2, device="meta"), [1, 2], "NotImplementedError: "),
-    ],
-)
-def test_values_that_cannot_be_compared_fail_and_say_why(s, a, b, said):
-    assert s.check_close("name", a, b) is False
-    record = checks(s)["name"]
-    assert record["status"] == "failed"
-    assert said in record["message"]
+def test_values_that_cannot_be_compared_are_a_failure_that_says_why(s):
+    assert s.check_close("type", "1", 1) is False
+    assert s.check_close("bytes", torch.empty(2, device="meta"), 1) is False
+    found = checks(s)
+    assert found["type"]["status"] == found["bytes"]["status"] == "failed"
+    assert found["type"]["message"].endswith("actual is not numeric: str")
+    assert found["bytes"]["message"].startswith("NotImplementedError: ")
 
 
 @pytest.mark.parametrize("tolerance", ["rtol", "atol"])
-@pytest.mark.parametrize("value", [-1e-9, NAN, INF])
-def test_tolerance_that_is_negative_or_not_finite_raises(s, tolerance, value):
-    with pytest.raises(ValueError, match=f"{tolerance}.*{value}"):
-        s.check_close("name", 1, 1, **{tolerance: value})
+def test_tolerance_that_is_negative_raises_and_records_nothing(s, tolerance):
+    with pytest.raises(ValueError, match=f"{tolerance}.*-1"):
+        s.check_close("name", 1, 1, **{tolerance: -1})
     assert checks(s) == {}
 
 
