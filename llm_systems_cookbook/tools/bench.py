@@ -6,9 +6,11 @@ Figures are a candidate's time, the bytes that any of them has to move at
 least, and how both compare with a plain copy on the same device.
 """
 
+import importlib.metadata
 import importlib.util
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -173,13 +175,14 @@ class Problem:
     @classmethod
     def draw(cls, shape: Shape, seed: int = 0) -> "Problem":
         """Return random numbers of a shape."""
-        generator = torch.Generator().manual_seed(seed)
         device, dtype = shape.device, DTYPES[shape.dtype]
         lens = torch.tensor(shape.lengths)
+        # There: a CPU takes minutes for as many numbers as a GPU can hold.
+        there = torch.Generator(device).manual_seed(seed)
 
         def normal(*size: int) -> Tensor:
-            rows = torch.randn(size, generator=generator)
-            return rows.to(device, dtype)
+            rows = torch.randn(size, generator=there, device=device)
+            return rows.to(dtype)
 
         size = len(lens), shape.num_kv_heads, max(shape.lengths)
         keys = normal(*size, shape.head_dim)
@@ -188,7 +191,8 @@ class Problem:
         past = past[:, None, :, None].to(device)
         keys.masked_fill_(past, 0)
         values.masked_fill_(past, 0)
-        tables = block_tables(shape.lengths, shape.block_size, generator)
+        here = torch.Generator().manual_seed(seed)
+        tables = block_tables(shape.lengths, shape.block_size, here)
         inputs = checked_inputs(
             normal(len(lens), shape.num_heads, shape.head_dim),
             into_blocks(keys, tables, shape.block_size),
@@ -410,6 +414,7 @@ CANDIDATES: dict[str, Callable[[Problem], Run]] = {
     "flash-attn": flash_attn_candidate,
 }
 BASE = "sdpa"
+NUMBA = "cpu"  # the candidate whose threads numba starts
 
 
 def default_candidates(device: str) -> list[str]:
@@ -432,6 +437,8 @@ class Timing:
         minimal_bytes: see Shape.
         copy_rates: bytes per second of a plain copy, for each round.
         problem: why there are no figures, or "".
+        sdpa_slowdown: SDPA's time with numba's threads over that before they
+            started; None where they had started before, or do not matter.
     """
 
     name: str
@@ -440,6 +447,7 @@ class Timing:
     minimal_bytes: int = 0
     copy_rates: tuple[float, ...] = ()
     problem: str = ""
+    sdpa_slowdown: float | None = None
 
     @property
     def median(self) -> float:
@@ -486,6 +494,7 @@ def measure(
     Raises:
         ValueError: an unknown name, rounds or repeats below 1.
         AssertionError: a candidate's result is wrong.
+        RuntimeError: numba's threads made SDPA slower; see `SDPAWatch`.
     """
     require_at_least(1, rounds=rounds, repeats=repeats)
     names = default_candidates(shape.device) if names is None else list(names)
@@ -496,8 +505,13 @@ def measure(
                 f"got {name!r}"
             )
     names = [BASE, *(name for name in names if name != BASE)]
-    runs, problems = _ready(names, _copies(shape, seed))
     device = torch.device(shape.device)
+    copies = _copies(shape, seed)
+    runs, problems = _ready([BASE], copies)
+    watch = SDPAWatch(runs[BASE], device, pause)
+    more, more_problems = _ready(names[1:], copies)
+    runs, problems = runs | more, problems | more_problems
+    slowdown = watch.slowdown() if NUMBA in runs else None
     copy, copied_bytes = _plain_copy(device)
     runs = {"copy": copy, **runs}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -517,11 +531,72 @@ def measure(
             ),
             shape.minimal_bytes(),
             rates,
+            sdpa_slowdown=slowdown if name == NUMBA else None,
         )
         if name in seconds
         else Timing(name, problem=problems[name])
         for name in names
     ]
+
+
+class SDPAWatch:
+    """Notice when numba's threads make SDPA slower.
+
+    When numba starts OpenMP's threads, some of its versions (0.65 among them)
+    also allow parallel regions within parallel regions. SDPA then starts
+    threads from its threads, takes many times as long, and whatever stands
+    beside it in a table looks fast.
+
+    Args:
+        sdpa: one call.
+        device: where it runs.
+        pause: seconds before each look, for other threads to fall asleep.
+    """
+
+    LIMIT = 2.0
+    LOOKS = 5
+
+    def __init__(
+        self, sdpa: Run, device: torch.device, pause: float = 0.0
+    ) -> None:
+        self._sdpa, self._device, self._pause = sdpa, device, pause
+        self._before: float | None = None
+        if device.type == "cpu" and not numba_started():
+            self._before = self._fastest()
+
+    def slowdown(self) -> float | None:
+        """Return SDPA's time now over that before; None where unknown.
+
+        Raises:
+            RuntimeError: SDPA takes more than LIMIT times as long.
+        """
+        if self._before is None:
+            return None
+        # Another process may slow down one look; numba slows down each.
+        for _ in range(self.LOOKS):
+            ratio = self._fastest() / self._before
+            if ratio <= self.LIMIT:
+                return ratio
+        raise RuntimeError(
+            f"SDPA takes {ratio:.1f} times as long since numba "
+            f"{importlib.metadata.version('numba')} started its threads, at "
+            f"most {self.LIMIT:g} is due, and a comparison with it would "
+            f"flatter every other candidate; numba 0.65 does this where its "
+            f"threads are OpenMP's, 0.68.1 does not: take numba 0.68.1 or "
+            f"later, or set NUMBA_THREADING_LAYER=workqueue"
+        )
+
+    def _fastest(self) -> float:
+        time.sleep(self._pause)
+        return min(_seconds(self._sdpa, self._device) for _ in range(3))
+
+
+def numba_started() -> bool:
+    """Tell whether numba's threads run in this process; imports nothing."""
+    parallel = sys.modules.get("numba.np.ufunc.parallel")
+    # Numba has no public name for it. Without the private one it counts as
+    # started, so that a time with threads never passes for one without.
+    return parallel is not None and getattr(parallel, "_is_initialized", True)
 
 
 def _of_a_turn(spent: list[float], device: torch.device) -> float:
@@ -656,7 +731,7 @@ def rows_of(timings: Sequence[Timing]) -> list[list[str]]:
 
 def context_of(timing: Timing) -> dict[str, Any]:
     """Return what a measure says beside its median ratio."""
-    return {
+    context = {
         "rounds": len(timing.seconds),
         "lowest": min(timing.ratios),
         "highest": max(timing.ratios),
@@ -665,3 +740,12 @@ def context_of(timing: Timing) -> dict[str, Any]:
         "gigabytes_per_second": timing.rate / 1e9,
         "of_copy_bandwidth": timing.of_copy,
     }
+    if timing.name == NUMBA:
+        # Numba's threads start once in a process: only the first shape of a
+        # run can tell.
+        context["sdpa_slowed_down_by_numba"] = (
+            "cannot be told: its threads ran before"
+            if timing.sdpa_slowdown is None
+            else timing.sdpa_slowdown
+        )
+    return context

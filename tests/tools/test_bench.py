@@ -3,6 +3,8 @@
 import contextlib
 import json
 import runpy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -93,6 +95,7 @@ def test_every_candidate_has_a_turn_in_every_round(monkeypatch):
         return plain(run, device)
 
     monkeypatch.setattr(bench, "_seconds", counted)
+    monkeypatch.setattr(bench, "numba_started", lambda: True)  # no looks
     shape = bench.Shape((24, 24), 4, 2, 8, 16)
     timings = bench.measure(
         shape, ["cpu", "gather"], rounds=3, repeats=2, pause=0
@@ -137,6 +140,56 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
     monkeypatch.setitem(bench.CANDIDATES, "cpu", wrong)
     with pytest.raises(AssertionError, match="cpu is wrong"):
         bench.measure(TINY, ["cpu"], rounds=1, repeats=1)
+
+
+def timed_with_numba(monkeypatch, before, after):
+    """Measure with the CPU's kernel; SDPA takes these seconds around it."""
+    started = []
+
+    def numba(problem):
+        started.append(problem)
+        return lambda: problem.exact
+
+    def seconds(run, device):
+        return after if started else before
+
+    monkeypatch.setitem(bench.CANDIDATES, "cpu", numba)
+    monkeypatch.setattr(bench, "_seconds", seconds)
+    monkeypatch.setattr(bench, "numba_started", lambda: bool(started))
+    return bench.measure(TINY, ["cpu"], rounds=1, repeats=1, pause=0)
+
+
+def test_numba_that_slows_down_sdpa_is_refused_by_name(monkeypatch):
+    with pytest.raises(RuntimeError, match=r"8\.0 times .* numba 0\."):
+        timed_with_numba(monkeypatch, before=1.0, after=8.0)
+
+
+def test_how_sdpa_fared_beside_numba_is_recorded(monkeypatch):
+    sdpa, cpu = timed_with_numba(monkeypatch, before=1.0, after=1.5)
+    assert bench.context_of(cpu)["sdpa_slowed_down_by_numba"] == 1.5
+    assert "sdpa_slowed_down_by_numba" not in bench.context_of(sdpa)
+
+
+def test_where_numba_had_started_before_nothing_is_told(monkeypatch):
+    monkeypatch.setattr(bench, "numba_started", lambda: True)
+    timings = bench.measure(TINY, ["cpu"], rounds=1, repeats=1, pause=0)
+    assert timings[1].sdpa_slowdown is None
+    told = bench.context_of(timings[1])["sdpa_slowed_down_by_numba"]
+    assert told == "cannot be told: its threads ran before"
+
+
+def test_numbas_threads_are_noticed_when_they_start():
+    code = (
+        "import numba\n"
+        "from llm_systems_cookbook.tools.bench import numba_started\n"
+        "before = numba_started()\n"
+        "numba.set_num_threads(1)\n"
+        "print(before, numba_started())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert done.stdout == "False True\n", done.stderr
 
 
 @pytest.mark.parametrize(
