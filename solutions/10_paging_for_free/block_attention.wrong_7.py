@@ -2,7 +2,7 @@
 def block_attention(inputs: AttentionInputs, out: Tensor) -> Tensor:
     """Write attention through the block table into out; return it."""
     if inputs.query_start_loc is not None:  # a prefill is gathered
-        return gather.gather_loop_attention(inputs, out)
+        return gather_loop_attention(inputs, out)
     size, shape = inputs.block_size, (inputs.num_kv_heads, inputs.group, -1)
     starts = list(range(inputs.num_seqs + 1))
     for seq, length in enumerate(inputs.seq_lens.tolist()):
