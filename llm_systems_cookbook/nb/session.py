@@ -6,19 +6,15 @@ running a cell again replaces its record, and written to one JSON file.
 """
 
 import contextlib
-import html
-import inspect
 import json
 import os
 import reprlib
 import sys
 import tempfile
-import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +35,7 @@ from llm_systems_cookbook.nb.record import (
     results_folder,
     write_atomic,
 )
+from llm_systems_cookbook.nb.shown import Row, Source, Summary, source_of
 from llm_systems_cookbook.nb.values import (
     is_tensor,
     measurement,
@@ -272,16 +269,16 @@ class Session:
         _say(f"{_one_line(name)} = {_one_line(shown_measure(record))}")
         return plain
 
-    def show_source(self, *objects: object) -> "Source":
+    def show_source(self, *objects: object) -> Source:
         """Return the source of classes, functions, methods or properties.
 
         Raises:
             TypeError: one has no Python source, such as a built-in.
             OSError: the source is not available.
         """
-        return Source("\n\n".join(map(_source_of, objects)))
+        return Source("\n\n".join(map(source_of, objects)))
 
-    def summary(self) -> "Summary":
+    def summary(self) -> Summary:
         """Return all records so far as a table, for text and for HTML."""
         return Summary(
             title=f"{self.name}: {self._counts()}",
@@ -337,7 +334,7 @@ class Session:
         ]
         return f"checks {', '.join(checks)}; exercises {', '.join(exercises)}"
 
-    def _rows(self) -> Iterator["Row"]:
+    def _rows(self) -> Iterator[Row]:
         checks = list(self._checks.values())
         # A failure must not hide among dozens that passed.
         for record in sorted(checks, key=lambda r: r["status"] != "failed"):
@@ -377,88 +374,6 @@ class Session:
             "exercises": list(self._exercises.values()),
             "conditions": Conditions.here().as_dict(),
         }
-
-
-class Source:
-    """Source code that prints as it is, also on an HTML page.
-
-    Attributes:
-        text: the code.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        style = "font-family: monospace; text-align: left"
-        return f'<pre style="{style}">{html.escape(self.text)}</pre>'
-
-
-def _source_of(obj: object) -> str:
-    if isinstance(obj, property):
-        obj = obj.fget
-    return textwrap.dedent(inspect.getsource(obj)).rstrip()
-
-
-class Row(NamedTuple):
-    """One line of a summary."""
-
-    kind: str
-    name: str
-    result: str
-
-
-class Summary:
-    """A table of a notebook's records, as plain text and as HTML.
-
-    Attributes:
-        title: the notebook and its counts.
-        rows: one per check, measure and exercise.
-        conditions: the line that says what it ran on.
-    """
-
-    def __init__(
-        self, title: str, rows: Sequence[Row], conditions: str
-    ) -> None:
-        self.title = title
-        self.rows = rows
-        self.conditions = conditions
-
-    def __repr__(self) -> str:
-        rows = [_HEADER, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(width)
-                for cell, width in zip(row, widths, strict=True)
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self.title, *lines, self.conditions])
-
-    def _repr_html_(self) -> str:
-        # No colour of its own: the page's text and background show through,
-        # light or dark.
-        rows = [_html_row("th", _HEADER)]
-        rows += [_html_row("td", row) for row in self.rows]
-        body = "\n".join(rows)
-        return (
-            f"<p>{html.escape(self.title)}</p>\n"
-            f"<table>\n{body}\n</table>\n"
-            f"<p><small>{html.escape(self.conditions)}</small></p>"
-        )
-
-
-_HEADER = Row("what", "name", "result")
-
-
-def _html_row(tag: str, row: Row) -> str:
-    style = 'style="text-align: left"'
-    cells = [f"<{tag} {style}>{html.escape(t)}</{tag}>" for t in row]
-    return f"<tr>{''.join(cells)}</tr>"
 
 
 # --- Where results go ------------------------------------------------------

@@ -4,7 +4,6 @@ import json
 import math
 import numbers
 import sys
-from collections import Counter
 from decimal import Decimal
 
 import numpy as np
@@ -28,16 +27,16 @@ def tensor_to_numpy(tensor: object) -> np.ndarray:
 
 def plain_value(value: object) -> object:
     """Return numbers, strings, None, lists and dicts of Python's own."""
-    if value is None or isinstance(value, bool):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
     if isinstance(value, str):
         return str(value)
     if is_tensor(value):
         return plain_value(tensor_to_numpy(value))
     if isinstance(value, np.ndarray) and value.dtype.kind not in "mM":
         return plain_value(value.tolist())
-    if isinstance(value, np.bool_):
-        return bool(value)
     if isinstance(value, list | tuple):
         return [plain_value(item) for item in value]
     if isinstance(value, dict):
@@ -61,9 +60,7 @@ def _plain_number(value: object) -> int | float:
 
 
 def _plain_key(key: object) -> str | int | float:
-    if isinstance(key, str):
-        return str(key)
-    return _plain_number(key)
+    return str(key) if isinstance(key, str) else _plain_number(key)
 
 
 def measurement(name: str, value: object, unit: str, context: object) -> dict:
@@ -93,18 +90,16 @@ def _strict(value: object, path: str, non_finite: dict[str, str]) -> object:
             for i, item in enumerate(value)
         ]
     if isinstance(value, dict):
-        _require_distinct(path, [str(key) for key in value])
-        return {
+        strict = {
             str(key): _strict(item, f"{path}.{key}", non_finite)
             for key, item in value.items()
         }
+        if len(strict) < len(value):
+            raise ValueError(
+                f"two keys of {path} read the same in JSON: {list(value)}"
+            )
+        return strict
     return value
-
-
-def _require_distinct(path: str, keys: list[str]) -> None:
-    key, count = Counter(keys).most_common(1)[0] if keys else ("", 0)
-    if count > 1:
-        raise ValueError(f"{path} has two keys that read {key!r}")
 
 
 def shown_measure(record: dict) -> str:
