@@ -95,23 +95,25 @@ class Outcome:
 def default_parts(device: str) -> list[Part]:
     """Return all parts, the ones of most consequence first."""
     own = ("-m", "llm_systems_cookbook.tools.gpu")
+    # Most of the time goes into compiling, which many can do at once.
+    workers = ("-n", "8") if importlib.util.find_spec("xdist") else ()
     return [
         Part(
             "kernels",
             # Only the tests' own folder of helpers: the shared set-up would
             # ask for Matplotlib and Hypothesis, which no kernel needs.
             (
-                *("-m", "pytest", "-q", "--noconftest"),
+                *("-m", "pytest", "-q", "--noconftest", *workers),
                 *("-p", "no:cacheprovider", "-k", "triton"),
                 "tests/attention/test_attention_backends.py",
                 "tests/attention/test_write_kv.py",
             ),
-            share=110,
+            share=130,
             needs=("pytest", "triton", "numba"),
             in_checkout=True,
         ),
-        Part("attention", (*own, "attention", device), share=80),
-        Part("engine", (*own, "engine", device), share=40),
+        Part("attention", (*own, "attention", device), share=70),
+        Part("engine", (*own, "engine", device), share=30),
         Part(
             "notebooks",
             ("-c", _COOKBOOK, "run", "07", "10", "--jobs", "2"),
