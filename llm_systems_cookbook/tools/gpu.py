@@ -25,10 +25,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_systems_cookbook.nb.environment import Conditions, find_checkout
 from llm_systems_cookbook.nb.record import SLUG, write_atomic
 from llm_systems_cookbook.validate import cdiv
+
+if TYPE_CHECKING:
+    from llm_systems_cookbook.tools.bench import Timing
 
 BUDGET = 300.0  # seconds for all parts
 LEAST = 0.5  # seconds; a part that gets less is not started
@@ -367,7 +371,7 @@ def attention(device: str, batch: int = 64, length: int = 4096) -> None:
             raise RuntimeError(f"{own}, {dtype}: {problem}")
 
 
-def _told(timing: object) -> dict[str, object]:
+def _told(timing: "Timing") -> dict[str, object]:
     from llm_systems_cookbook.tools import bench
 
     if timing.problem:
