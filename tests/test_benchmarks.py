@@ -87,6 +87,34 @@ def test_both_engines_are_given_the_same_requests(load):
     assert 3 < limit / (sum(lengths) / len(lengths)) < 5
 
 
+def test_checkouts_take_turns_and_the_first_round_only_compiles(
+    tmp_path, monkeypatch
+):
+    module = run("step_overhead")
+    order = []
+
+    def round_of(checkout, steps, cache):
+        order.append(checkout)
+        own = checkout == module["HERE"]
+        late = len(order) > 2
+        figures = {"overhead": 1.0 if own else 2.0, "tokens_per_second": 5.0}
+        if not late:
+            figures["overhead"] = 1000.0
+        return {str(batch): figures for batch in module["BATCHES"]}
+
+    monkeypatch.setitem(module["main"].__globals__, "round_of", round_of)
+    module["main"](tmp_path, rounds=2, steps=1, to=tmp_path)
+    record = json.loads((tmp_path / "step_overhead.json").read_text())
+    assert {m["name"]: m["value"] for m in record["measures"]} == {
+        "overhead_batch_1": 0.5,
+        "in_place_batch_1": 1.0,
+        "overhead_batch_32": 0.5,
+        "in_place_batch_32": 1.0,
+    }
+    here, other = module["HERE"], tmp_path.resolve()
+    assert order == [other, here, here, other, other, here]
+
+
 def test_simulating_imports_neither_torch_nor_pictures():
     assert imported_by("simulator") == "[]"
 

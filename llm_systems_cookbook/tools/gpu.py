@@ -25,10 +25,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_systems_cookbook.nb.environment import Conditions, find_checkout
 from llm_systems_cookbook.nb.record import SLUG, write_atomic
 from llm_systems_cookbook.validate import cdiv
+
+if TYPE_CHECKING:
+    from llm_systems_cookbook.tools.bench import Timing
 
 BUDGET = 300.0  # seconds for all parts
 LEAST = 0.5  # seconds; a part that gets less is not started
@@ -95,23 +99,25 @@ class Outcome:
 def default_parts(device: str) -> list[Part]:
     """Return all parts, the ones of most consequence first."""
     own = ("-m", "llm_systems_cookbook.tools.gpu")
+    # Most of the time goes into compiling, which many can do at once.
+    workers = ("-n", "8") if importlib.util.find_spec("xdist") else ()
     return [
         Part(
             "kernels",
             # Only the tests' own folder of helpers: the shared set-up would
             # ask for Matplotlib and Hypothesis, which no kernel needs.
             (
-                *("-m", "pytest", "-q", "--noconftest"),
+                *("-m", "pytest", "-q", "--noconftest", *workers),
                 *("-p", "no:cacheprovider", "-k", "triton"),
                 "tests/attention/test_attention_backends.py",
                 "tests/attention/test_write_kv.py",
             ),
-            share=110,
+            share=130,
             needs=("pytest", "triton", "numba"),
             in_checkout=True,
         ),
-        Part("attention", (*own, "attention", device), share=80),
-        Part("engine", (*own, "engine", device), share=40),
+        Part("attention", (*own, "attention", device), share=70),
+        Part("engine", (*own, "engine", device), share=30),
         Part(
             "notebooks",
             ("-c", _COOKBOOK, "run", "07", "10", "--jobs", "2"),
@@ -365,7 +371,7 @@ def attention(device: str, batch: int = 64, length: int = 4096) -> None:
             raise RuntimeError(f"{own}, {dtype}: {problem}")
 
 
-def _told(timing: object) -> dict[str, object]:
+def _told(timing: "Timing") -> dict[str, object]:
     from llm_systems_cookbook.tools import bench
 
     if timing.problem:
