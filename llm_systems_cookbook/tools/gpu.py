@@ -100,7 +100,9 @@ def default_parts(device: str) -> list[Part]:
     """Return all parts, the ones of most consequence first."""
     own = ("-m", "llm_systems_cookbook.tools.gpu")
     # Most of the time goes into compiling, which many can do at once.
-    workers = ("-n", "8") if importlib.util.find_spec("xdist") else ()
+    workers: tuple[str, ...] = ()
+    if importlib.util.find_spec("xdist") is not None:
+        workers = ("-n", str(min(8, os.cpu_count() or 1)))
     return [
         Part(
             "kernels",
