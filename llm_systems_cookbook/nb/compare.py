@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from contextlib import suppress
 from decimal import Decimal
 
 import numpy as np
@@ -37,6 +38,22 @@ def compare(
     floats = _fit_floats(a) and _fit_floats(b)
     convert = _as_floats if floats else _as_python
     shape, a, b = a.shape, convert(a), convert(b)
+    if (a == b).all():
+        return True, "equal"
+    try:
+        return _compare(a, b, shape, rtol, atol)
+    except OverflowError:
+        return False, "they differ, and are too large for a float"
+
+
+def _compare(
+    a: np.ndarray,
+    b: np.ndarray,
+    shape: tuple[int, ...],
+    rtol: float,
+    atol: float,
+) -> tuple[bool, str]:
+    """Compare flat arrays that came in this shape."""
     with np.errstate(all="ignore"):
         # Infinities are equal, though their difference is NaN.
         error, scale = np.where(a == b, 0, np.abs(a - b)), np.abs(b)
@@ -44,12 +61,8 @@ def compare(
         close = (error <= atol + rtol * scale) & (error < math.inf)
         close |= error == 0
     if close.all():
-        return True, _agreement(float(error.max()))
+        return True, f"off by at most {float(error.max()):.2g}"
     return False, _farthest(error, scale, shape)
-
-
-def _agreement(largest: float) -> str:
-    return f"off by at most {largest:.2g}" if largest else "equal"
 
 
 def _farthest(
@@ -140,7 +153,9 @@ def _python_number(item: numbers.Number) -> int | float | complex:
     if isinstance(item, numbers.Integral | np.bool_):
         return int(item)
     if isinstance(item, numbers.Real | Decimal):
-        number = float(item)
         # A large integer less a float is rounded, less an integer it is not.
-        return int(number) if number.is_integer() else number
+        with suppress(OverflowError, ValueError):  # infinite, or NaN
+            if int(item) == item:
+                return int(item)
+        return float(item)
     return complex(item)

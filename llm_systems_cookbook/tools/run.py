@@ -31,6 +31,14 @@ from llm_systems_cookbook.tools.results import (
 from llm_systems_cookbook.validate import folder_from
 
 
+KERNEL_ARGUMENTS = [
+    # Kernels that run at once would wait for one history file.
+    "--HistoryManager.hist_file=:memory:",
+    # Warnings are about sockets, nothing that a reader can act on.
+    "--IPKernelApp.log_level=ERROR",
+]
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to run notebooks.
@@ -253,8 +261,7 @@ def _run_cells(path: Path, settings: Settings, begun: list[str]) -> None:
         notebook,
         timeout=settings.timeout,
         kernel_name="python3",
-        # Its warnings are about sockets, nothing that a reader can act on.
-        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        extra_arguments=KERNEL_ARGUMENTS,
         resources={"metadata": {"path": str(path.parent)}},
         shutdown_kernel="immediate",
         record_timing=False,

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
-import pooch
 
 from llm_systems_cookbook.validate import cdiv, folder_from
 from llm_systems_cookbook.workloads.generated import (
@@ -273,6 +272,8 @@ def _read(name: str, source: _Source, path: Path) -> bytes:
 
 def _download_once(name: str, source: _Source) -> Path:
     """Return the path in the cache, where pooch puts and verifies the file."""
+    import pooch  # seldom needed, and not everywhere
+
     # pooch says "Downloading" before it knows whether there is a network.
     pooch.get_logger().setLevel("WARNING")
     cache = pooch.os_cache("llm-systems-cookbook")
@@ -302,6 +303,7 @@ _failed_connection: str | None = None
 
 def _download(url: str, output_file: str, caller: object) -> None:
     """Fetch one file for pooch, unless an earlier connection failed."""
+    import pooch
     import requests  # slow to import, and seldom needed
 
     global _failed_connection

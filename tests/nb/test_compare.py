@@ -188,3 +188,13 @@ def test_what_is_no_number_is_refused_and_named(a, b, said):
 def test_tolerance_that_is_negative_or_not_finite_raises(value):
     with pytest.raises(ValueError, match=f"rtol .* got {value}"):
         tolerance("rtol", value)
+
+
+@pytest.mark.parametrize("kind", [int, Decimal, Fraction])
+@pytest.mark.parametrize("large", [2**53, 2**64, 10**400])
+def test_whole_numbers_of_any_size_and_kind_compare_exactly(kind, large):
+    same = compare(kind(large + 1), large + 1, 0.0, 0.0)
+    assert same == (True, "equal")
+    differs, message = compare([kind(large + 1)], [large], 0.0, 0.0)
+    assert not differs
+    assert message
