@@ -30,7 +30,6 @@ from llm_systems_cookbook.tools.results import (
 )
 from llm_systems_cookbook.validate import folder_from
 
-
 KERNEL_ARGUMENTS = [
     # Kernels that run at once would wait for one history file.
     "--HistoryManager.hist_file=:memory:",
