@@ -7,12 +7,15 @@ rounding:
 Triton's interpreter when asked for).
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from llm_systems_cookbook.attention.backends import BACKENDS, choose_backend
 from llm_systems_cookbook.attention.inputs import (
     AttentionInputs,
+    Options,
     checked_inputs,
 )
 
@@ -25,16 +28,9 @@ def paged_attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     *,
-    query_start_loc: Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | float | None = None,
-    v_scale: Tensor | float | None = None,
     validate: bool = True,
     backend: str = "auto",
+    **options: Unpack[Options],
 ) -> Tensor:
     """Let each query attend to its own sequence, through its block table.
 
@@ -83,7 +79,7 @@ def paged_attention(
         [num_tokens, num_heads, head_dim_v], of query's dtype.
 
     Raises:
-        TypeError: window is not an integer.
+        TypeError: window is not an integer, or an unknown option.
         ValueError: shapes, dtypes or devices that do not fit; heads not a
             multiple of KV heads; a length below 0 or beyond the table; more
             query rows than tokens; a block id out of range that would be
@@ -99,14 +95,7 @@ def paged_attention(
         value_cache,
         block_tables,
         seq_lens,
-        query_start_loc=query_start_loc,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        k_scale=k_scale,
-        v_scale=v_scale,
+        **options,
         validate=validate,
     )
     return attend(inputs, choose_backend(query, backend), inputs.output())

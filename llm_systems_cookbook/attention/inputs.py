@@ -8,7 +8,7 @@ same error on each.
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -21,6 +21,19 @@ FLOATS = tuple(getattr(torch, name) for name in validate.FLOATS)
 INDEX = (torch.int32, torch.int64)
 LONGEST = 2**31 - 1  # tokens in a sequence
 _FLOAT32 = torch.finfo(torch.float32)
+
+
+class Options(TypedDict, total=False):
+    """What `paged_attention` takes by name; see there. None is the default."""
+
+    query_start_loc: Tensor | None
+    scale: float | None
+    window: int | None
+    softcap: float | None
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+    k_scale: Tensor | float | None
+    v_scale: Tensor | float | None
 
 
 @dataclass(frozen=True)
@@ -184,26 +197,27 @@ def checked_inputs(
     block_tables: Tensor,
     seq_lens: Tensor,
     *,
-    query_start_loc: Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | float | None = None,
-    v_scale: Tensor | float | None = None,
     validate: bool = True,
     plan: dict[str, Any] | None = None,
+    **options: Unpack[Options],
 ) -> AttentionInputs:
     """Return the arguments of `paged_attention` as a backend takes them.
 
     `plan` is shared by calls that differ in query and caches alone.
 
     Raises:
-        ValueError: see `paged_attention`.
+        TypeError, ValueError: see `paged_attention`.
     """
+    given: dict[str, Any] = dict.fromkeys(Options.__annotations__) | options
+    unknown = given.keys() - Options.__annotations__.keys()
+    if unknown:
+        raise TypeError(
+            f"unknown options {sorted(unknown)}, not in "
+            f"{list(Options.__annotations__)}"
+        )
+    starts = given["query_start_loc"]
     _check_floats(query, key_cache, value_cache)
-    _check_sequences(query, block_tables, seq_lens, query_start_loc)
+    _check_sequences(query, block_tables, seq_lens, starts)
     heads, kv_heads = query.shape[1], key_cache.shape[1]
     inputs = AttentionInputs(
         query,
@@ -211,15 +225,19 @@ def checked_inputs(
         value_cache,
         block_tables,
         seq_lens,
-        query_start_loc,
-        scale=_finite("scale", scale, 1 / math.sqrt(query.shape[2])),
-        window=_window(window),
-        softcap=_softcap(softcap),
-        alibi_slopes=_per_head("alibi_slopes", alibi_slopes, heads, query),
-        sinks=_per_head("sinks", sinks, heads, query),
-        k_scale=cache_scale("k_scale", k_scale, kv_heads, query),
-        v_scale=cache_scale("v_scale", v_scale, kv_heads, query),
-        plan=plan,
+        starts,
+        _finite("scale", given["scale"], 1 / math.sqrt(query.shape[2])),
+        _window(given["window"]),
+        _softcap(given["softcap"]),
+        *(
+            _per_head(name, given[name], heads, query)
+            for name in ("alibi_slopes", "sinks")
+        ),
+        *(
+            cache_scale(name, given[name], kv_heads, query)
+            for name in ("k_scale", "v_scale")
+        ),
+        plan,
     )
     if validate:
         _check_values(inputs)

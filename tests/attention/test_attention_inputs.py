@@ -45,6 +45,11 @@ def test_backends_agree_through_the_public_call(backend: str):
     assert (out - exact).norm() / exact.norm() < 1e-5
 
 
+def test_an_unknown_option_is_named():
+    with pytest.raises(TypeError, match=r"unknown options \['windows'\]"):
+        call(PLAIN, windows=3)
+
+
 @pytest.mark.parametrize(
     ("bad", "match"),
     [
