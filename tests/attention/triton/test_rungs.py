@@ -34,7 +34,13 @@ SHAPES = [
     Case(lengths="zeros", table="stale", head_dim=32),
     Case(lengths="many", dtype=torch.float16, group=8, table="shared"),
     Case(lengths="around", dtype=torch.bfloat16, group=6, num_kv_heads=1),
-    Case(lengths="many", group=16, head_dim=128, block_size=16),
+    Case(
+        lengths="many",
+        group=16,
+        num_kv_heads=1,
+        head_dim=128,
+        block_size=16,
+    ),
 ]
 ODD_SHAPES = [
     Case(lengths="many", block_size=24),
