@@ -30,6 +30,18 @@ KNOWS = {
     "memory": {"validate", "workloads"},
     "models": {"validate"},
     "nb": {"__init__", "validate", "attention.backends"},
+    "tools": {
+        "__init__",
+        "validate",
+        "workloads",
+        "memory",
+        "attention",
+        "models",
+        "serving",
+        "nb.environment",
+        "nb.record",
+        "nb.values",
+    },
 }
 LEAVES_OUT = {  # module, or room: libraries that it never imports
     "memory": {"torch", "triton", "numba"},

@@ -4,6 +4,7 @@ import ast
 import re
 from importlib import import_module
 
+import pytest
 from cases.notebooks import NOTEBOOKS, ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -48,3 +49,25 @@ def test_the_table_of_rooms_names_each_and_what_it_offers():
         names = re.findall(r"`(\w+)`", offers)
         missing = [n for n in names if n not in getattr(module, "__all__", n)]
         assert missing in ([], ["cpu"]), room
+
+
+ROOMS = "memory|attention|serving|models|workloads|nb|plots|tools"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *NOTEBOOKS,
+        *sorted((ROOT / "llm_systems_cookbook").rglob("*.py")),
+    ],
+    ids=lambda path: path.name,
+)
+def test_a_file_of_the_package_that_is_named_exists(path):
+    text = path.read_text("utf-8")
+    named = re.findall(rf"`((?:{ROOMS})(?:/\w+)+(?:\.py|/))`", text)
+    gone = [
+        n for n in named if not (ROOT / "llm_systems_cookbook" / n).exists()
+    ]
+    assert gone == []

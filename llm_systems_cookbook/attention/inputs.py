@@ -60,7 +60,8 @@ class AttentionInputs:
         v_scale: [num_kv_heads] float32, the same for values.
         plan: where a backend keeps what it has worked out from the tables,
             the lengths and the options, for a caller that attends with the
-            same ones again: the layers of a step. None keeps nothing.
+            same ones again: the layers of a step. None keeps nothing. Tables
+            and lengths are written by torch, if at all: not through numpy.
     """
 
     query: Tensor

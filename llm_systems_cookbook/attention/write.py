@@ -81,8 +81,9 @@ def write_kv(
 class CacheWrite:
     """Where the tokens of a step go: checked once, then written per layer.
 
-    Takes and raises what `write_kv` does. Making one writes nothing; calling
-    it does, for this layer and for any other whose tensors are alike.
+    Takes and raises what `write_kv` does, for the layer that it is made with.
+    Making one writes nothing; calling it does, for this layer and for any
+    other whose tensors are alike.
     """
 
     @torch.no_grad()
@@ -182,14 +183,25 @@ def _kinds(
 ) -> tuple[tuple[object, ...], ...]:
     """Return what must be the same in each layer, by tensor.
 
-    Of the caches also the strides: one that is expanded has been refused.
+    Of the caches also the strides, and whether they are one memory or were
+    made in inference mode: what `write_kv` refuses, no later layer may be.
     """
     return (
         (key.shape, key.dtype, key.device),
         (value.shape, value.dtype, value.device),
         *(
-            (cache.shape, cache.dtype, cache.device, cache.stride())
-            for cache in (key_cache, value_cache)
+            (
+                cache.shape,
+                cache.dtype,
+                cache.device,
+                cache.stride(),
+                cache.is_inference(),
+                other.data_ptr() == cache.data_ptr(),
+            )
+            for cache, other in (
+                (key_cache, value_cache),
+                (value_cache, key_cache),
+            )
         ),
     )
 
@@ -212,8 +224,12 @@ def _described(
     dtype: torch.dtype,
     device: torch.device,
     strides: tuple[int, ...] | None = None,
+    is_inference: bool = False,
+    is_shared: bool = False,
 ) -> str:
     of = "" if strides is None else f" with strides {strides}"
+    of += ", made in inference mode" if is_inference else ""
+    of += ", the memory of both caches" if is_shared else ""
     return f"{list(shape)} {dtype} on {device}{of}"
 
 

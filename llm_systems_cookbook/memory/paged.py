@@ -139,8 +139,8 @@ class PagedMemory:
         """
         table = self.table(request_id)
         try:
-            # Every decode step comes here: take the short way. A numpy 1, or
-            # True, takes the other one, which checks it.
+            # Every decode step comes here: take the short way. A numpy 1
+            # takes the other one, which checks it.
             if isinstance(num_tokens, int) and num_tokens == 1:
                 copy = table.append(self.allocator)
                 copies = [] if copy is None else [copy]

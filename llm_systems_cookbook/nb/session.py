@@ -66,7 +66,7 @@ class AssertionsOff(_OneLineError):
 def bootstrap(name: str, interpret: bool = False) -> "Session":
     """Start a notebook's session and write an *incomplete* record.
 
-    It says where `paged_attention` runs here; see `triton_mode`.
+    It says where `paged_attention` runs here; see `attention.backends`.
 
     A run that stops before `Session.save` leaves that record behind. Calling
     it again starts anew.
@@ -177,7 +177,8 @@ class Session:
         Every element must satisfy |actual - expected| <= atol + rtol *
         |expected|, or be equal (infinities are). Different shapes, NaN,
         nothing to compare and values that are no numbers are failures.
-        Integers of any size compare exactly.
+        Integers compare exactly; those that are too large for
+        a float must be equal.
 
         Args:
             name: the check's name; a rerun replaces its record.

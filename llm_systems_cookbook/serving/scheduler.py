@@ -19,7 +19,7 @@ The rules:
 
 import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Literal, NamedTuple
@@ -483,13 +483,18 @@ class Scheduler:
                 The tokens of a request that was aborted since are ignored.
 
         Raises:
-            TypeError: a token is not an integer; nothing has changed.
+            TypeError: a token is not an integer, or they have no order;
+                nothing has changed.
             ValueError: another number of tokens, or a batch that is not the
                 last one, or was updated before; nothing has changed.
         """
         if batch is not self._scheduled:
             raise ValueError(
                 "update needs the batch that schedule returned last, and once"
+            )
+        if isinstance(token_ids, Set | Mapping):
+            raise TypeError(
+                f"tokens must be in order, got a {type(token_ids).__name__}"
             )
         expected = len(batch.sampled)
         if len(token_ids) != expected:

@@ -62,7 +62,8 @@ def _remarks(path: Path, original: Path) -> Iterator[str]:
         return
     for module, name in sorted(_imports(copy)):
         if not _is_there(module, name):
-            yield f"imports {name} from {module}, which has it no longer"
+            what = f"{name} from {module}" if name else module
+            yield f"imports {what}, which is no longer there"
 
 
 def _taught(notebook: Notebook) -> set[str]:
@@ -77,13 +78,22 @@ def _taught(notebook: Notebook) -> set[str]:
 def _imports(notebook: Notebook) -> set[tuple[str, str]]:
     """Return what is imported from the package: (module, name)."""
     return {
-        (node.module, alias.name)
+        (module, name)
         for cell in notebook.cells
         for node, _ in cell.nodes
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-        if node.module.split(".")[0] == PACKAGE
+        for module, name in _named(node)
+        if module.split(".")[0] == PACKAGE
     }
+
+
+def _named(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield what a statement imports: the module, and the name or ""."""
+    if isinstance(node, ast.ImportFrom) and node.module:
+        for alias in node.names:
+            yield node.module, alias.name.replace("*", "")
+    elif isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name, ""
 
 
 def _is_there(module: str, name: str) -> bool:
@@ -91,7 +101,7 @@ def _is_there(module: str, name: str) -> bool:
     spec = _spec(module)
     if spec is None or spec.origin is None:
         return False
-    if _spec(f"{module}.{name}") is not None:
+    if not name or _spec(f"{module}.{name}") is not None:
         return True
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     return name in set(_bound(tree))

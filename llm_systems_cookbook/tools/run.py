@@ -15,8 +15,6 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from llm_systems_cookbook.nb.record import write_atomic
 from llm_systems_cookbook.tools.notebooks import (
     CookbookError,
@@ -109,7 +107,8 @@ def run_notebooks(
 ) -> list[Run]:
     """Run notebooks from top to bottom, each in a kernel of its own.
 
-    A notebook that fails does not stop the others. A record from before this
+    A notebook that fails does not stop the others; a worker that is killed
+    leaves those that had not ended as failed, too. A record from before this
     run never counts: it is removed before its notebook starts. Ctrl-C ends
     the kernels, then passes through.
 
@@ -165,6 +164,8 @@ def _workers_ignore_ctrl_c() -> Iterator[None]:
 def _report_each(
     futures: dict[Future[Run], Path], report: Callable[[str], None]
 ) -> None:
+    from tqdm import tqdm  # the command line starts without it
+
     # disable=None: no bar where nobody watches (a pipe, a log file).
     with tqdm(total=len(futures), unit="notebook", disable=None) as bar:
         for future in as_completed(futures):

@@ -382,3 +382,17 @@ def test_a_single_head_may_be_expanded():
     assert keys.sum() == 32
     assert (keys[1, 0, 1] == 1).all()
     assert (values[1, 0, 1] == 2).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gather"])
+def test_no_later_layer_may_be_what_the_first_may_not(backend: str):
+    caches = [torch.zeros(2, 1, 4, 8) for _ in range(2)]
+    rows = torch.ones(1, 1, 8)
+    write = CacheWrite(rows, rows, *caches, torch.tensor([0]), backend)
+    with pytest.raises(ValueError, match="the memory of both caches"):
+        write(rows, rows, caches[0], caches[0])
+    with torch.inference_mode():
+        frozen = torch.zeros(2, 1, 4, 8)
+    with pytest.raises(ValueError, match="made in inference mode"):
+        write(rows, rows, frozen, caches[1])
+    assert not caches[0].any()

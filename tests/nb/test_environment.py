@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import llm_systems_cookbook
-from llm_systems_cookbook.nb import environment as conditions
+from llm_systems_cookbook.nb import environment
 from llm_systems_cookbook.nb.environment import (
     Conditions,
     find_checkout,
@@ -54,7 +54,7 @@ def elsewhere(tmp_path, monkeypatch):
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
-        conditions, "_PACKAGE_FOLDER", tmp_path / "site-packages" / "package"
+        environment, "_PACKAGE_FOLDER", tmp_path / "site-packages" / "package"
     )
     work = tmp_path / "work"
     work.mkdir()
@@ -71,7 +71,7 @@ def test_no_checkout_gives_none(elsewhere):
 
 def test_checkout_is_found_above_the_package(elsewhere, tmp_path, monkeypatch):
     root = make_checkout(tmp_path / "root")
-    monkeypatch.setattr(conditions, "_PACKAGE_FOLDER", root / "src" / "pkg")
+    monkeypatch.setattr(environment, "_PACKAGE_FOLDER", root / "src" / "pkg")
     assert find_checkout() == root
 
 
@@ -90,7 +90,7 @@ def test_checkout_of_the_package_goes_before_the_working_directory(
 ):
     root = make_checkout(tmp_path / "root")
     other = make_checkout(tmp_path / "other")
-    monkeypatch.setattr(conditions, "_PACKAGE_FOLDER", root / "pkg")
+    monkeypatch.setattr(environment, "_PACKAGE_FOLDER", root / "pkg")
     monkeypatch.chdir(other)
     assert find_checkout() == root
 
@@ -162,9 +162,9 @@ def test_here_gives_the_running_versions():
 
 def test_absent_library_has_version_none(monkeypatch):
     def version(name):
-        raise conditions.importlib.metadata.PackageNotFoundError(name)
+        raise environment.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(conditions.importlib.metadata, "version", version)
+    monkeypatch.setattr(environment.importlib.metadata, "version", version)
     here = Conditions.here()
     assert (here.torch, here.numpy, here.triton) == (None, None, None)
 
@@ -208,7 +208,7 @@ def checkout(elsewhere, monkeypatch):
     (root / "notebooks" / "a.txt").write_text("first\n")
     monkeypatch.chdir(root)
     monkeypatch.setattr(
-        conditions, "_PACKAGE_FOLDER", root / "llm_systems_cookbook"
+        environment, "_PACKAGE_FOLDER", root / "llm_systems_cookbook"
     )
     return root
 
@@ -218,7 +218,7 @@ def test_an_installed_copy_has_no_commit_of_the_checkout_around_it(
 ):
     commit_everything(checkout)
     copy = checkout / ".venv" / "site-packages" / "llm_systems_cookbook"
-    monkeypatch.setattr(conditions, "_PACKAGE_FOLDER", copy)
+    monkeypatch.setattr(environment, "_PACKAGE_FOLDER", copy)
     assert Conditions.here().commit is None
 
 
@@ -287,7 +287,7 @@ def test_commit_ignores_the_repository_of_a_git_hook(
 @pytest.fixture
 def system(monkeypatch):
     def pretend(name, processor="", machine=""):
-        platform = conditions.platform
+        platform = environment.platform
         monkeypatch.setattr(platform, "system", lambda: name)
         monkeypatch.setattr(platform, "processor", lambda: processor)
         monkeypatch.setattr(platform, "machine", lambda: machine)
@@ -298,9 +298,9 @@ def system(monkeypatch):
 def test_cpu_on_linux_is_the_model_name(system, monkeypatch, tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("vendor_id\t: V\nmodel\t: 7\nmodel name\t: Fast: 9\n")
-    monkeypatch.setattr(conditions, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(environment, "_CPUINFO", cpuinfo)
     system("Linux")
-    assert conditions._cpu() == "Fast: 9"
+    assert environment._cpu() == "Fast: 9"
 
 
 @pytest.mark.parametrize("content", [None, "", "CPU part\t: 0xd0c\n"])
@@ -310,9 +310,9 @@ def test_cpu_on_linux_without_a_model_name_falls_back(
     cpuinfo = tmp_path / "cpuinfo"
     if content is not None:
         cpuinfo.write_text(content)
-    monkeypatch.setattr(conditions, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(environment, "_CPUINFO", cpuinfo)
     system("Linux", machine="aarch64")
-    assert conditions._cpu() == "aarch64"
+    assert environment._cpu() == "aarch64"
 
 
 def test_cpu_on_a_mac_is_the_brand_string(system, monkeypatch):
@@ -322,9 +322,9 @@ def test_cpu_on_a_mac_is_the_brand_string(system, monkeypatch):
         commands.append(command)
         return "Apple M2"
 
-    monkeypatch.setattr(conditions, "_output", output)
+    monkeypatch.setattr(environment, "_output", output)
     system("Darwin")
-    assert conditions._cpu() == "Apple M2"
+    assert environment._cpu() == "Apple M2"
     assert commands == [("sysctl", "-n", "machdep.cpu.brand_string")]
 
 
@@ -347,19 +347,19 @@ def test_cpu_on_windows_is_read_from_the_registry(system, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "winreg", registry)
     system("Windows")
-    assert conditions._cpu() == "Intel X"
+    assert environment._cpu() == "Intel X"
     assert asked == [("open key", "ProcessorNameString")]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has the registry")
 def test_cpu_on_windows_without_the_registry_falls_back(system):
     system("Windows", processor="Intel64 Family 6")
-    assert conditions._cpu() == "Intel64 Family 6"
+    assert environment._cpu() == "Intel64 Family 6"
 
 
 def test_cpu_on_an_unknown_system_is_still_a_name(system):
     system("Plan9")
-    assert conditions._cpu() == "unknown"
+    assert environment._cpu() == "unknown"
 
 
 def test_cores_are_those_of_this_process(monkeypatch):

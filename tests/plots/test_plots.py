@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 
 from llm_systems_cookbook import plots
-from llm_systems_cookbook.plots import style as plots_look
+from llm_systems_cookbook.plots import style
 
 PARTS = ("token_states", "reserved", "internal", "external")
 MAX = dict(zip(PARTS, (20.4, 13.3, 57.3, 8.9), strict=True))
@@ -217,11 +217,11 @@ def test_every_orange_area_is_hatched(figure):
 
 def test_text_on_every_fill_has_a_contrast_of_four_and_a_half():
     fills = [plots.WASTE_LIGHT, plots.WASTE_DARK]
-    fills += [*plots_look._FILL.values(), *plots_look._LIVE_SHADES]
+    fills += [*style._FILL.values(), *style._LIVE_SHADES]
     for fill in fills:
         pair = (
-            plots_look._luminance(fill),
-            plots_look._luminance(plots_look._text_on(fill)),
+            style._luminance(fill),
+            style._luminance(style._text_on(fill)),
         )
         assert (max(pair) + 0.05) / (min(pair) + 0.05) >= 4.5, fill
 
@@ -273,9 +273,7 @@ def test_pool_grid_tells_owners_apart_by_the_lightness_of_the_blue():
     one, two, three = areas(fig)[:3]
     assert one.get_facecolor() == three.get_facecolor()
     assert one.get_facecolor() != two.get_facecolor()
-    assert to_hex(two.get_facecolor()) in map(
-        str.lower, plots_look._LIVE_SHADES
-    )
+    assert to_hex(two.get_facecolor()) in map(str.lower, style._LIVE_SHADES)
 
 
 def test_pool_grid_fills_a_cell_in_proportion():
@@ -467,7 +465,7 @@ def test_program_grid_tells_sequences_apart_and_says_who_has_no_work():
         {"a": ("A", 0, [[0]]), "b": ("B", 0, [[1]]), "c": ("B", 0, [])},
         title="t",
     )
-    blues = [areas(fig, shade) for shade in plots_look._LIVE_SHADES[:2]]
+    blues = [areas(fig, shade) for shade in style._LIVE_SHADES[:2]]
     assert [len(found) for found in blues] == [1 + 1, 1]  # and the key
     assert texts(fig).count("nothing to read") == 1
 
@@ -629,9 +627,9 @@ def test_points_at_one_height_are_named_where_there_is_room():
 
 
 def test_spread_keeps_the_order_and_the_distance():
-    placed = plots_look._spread([0.99, 0.5, 0.98, 0.97], 0.1)
+    placed = style._spread([0.99, 0.5, 0.98, 0.97], 0.1)
     assert placed == pytest.approx([1.0, 0.5, 0.9, 0.8])
-    assert plots_look._spread([0.1, 0.9], 0.1) == [0.1, 0.9]
+    assert style._spread([0.1, 0.9], 0.1) == [0.1, 0.9]
 
 
 def test_waste_by_block_size_draws_the_data_on_a_binary_axis():

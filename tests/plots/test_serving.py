@@ -10,9 +10,7 @@ from matplotlib.patches import Rectangle, StepPatch
 from matplotlib.text import Annotation, Text
 
 from llm_systems_cookbook import plots
-from llm_systems_cookbook.plots import Span
-from llm_systems_cookbook.plots import serving as plots_serving
-from llm_systems_cookbook.plots import style as plots_look
+from llm_systems_cookbook.plots import Span, serving, style
 
 LONG = "A takeaway so long that it needs two lines, at the very least: 96 %"
 LOADS = [1, 2, 4, 6, 8]
@@ -95,7 +93,7 @@ def bars(fig, kind=None):
     found = [p for p in fig.axes[0].patches if isinstance(p, Rectangle)]
     if kind is None:
         return found
-    colour = plots_serving._PAINTS[kind].colour.lower()
+    colour = serving._PAINTS[kind].colour.lower()
     return [b for b in found if to_hex(b.get_facecolor()) == colour]
 
 
@@ -109,7 +107,7 @@ def row_of(bar):
 
 def marks(fig, name):
     """Return the (time, row) points of a mark of a timeline."""
-    marker = plots_serving._MARKS[name]["marker"]
+    marker = serving._MARKS[name]["marker"]
     for line in fig.axes[0].get_lines():
         if line.get_marker() == marker:
             return list(zip(*line.get_data(), strict=True))
@@ -259,7 +257,7 @@ def test_timeline_bars_have_the_extent_and_row_of_their_spans():
 
 def test_timeline_colours_each_span_by_its_kind():
     fig = plots.timeline(ALL_KINDS, title="t")
-    for kind in plots_serving._PAINTS:
+    for kind in serving._PAINTS:
         spans = [(s.start, s.end) for s in ALL_KINDS if s.kind == kind]
         assert [extent(b) for b in bars(fig, kind)] == spans, kind
     decode = bars(fig, "decode")[0]
@@ -269,15 +267,12 @@ def test_timeline_colours_each_span_by_its_kind():
 
 
 def test_timeline_kinds_differ_without_colour():
-    paints = plots_serving._PAINTS.values()
+    paints = serving._PAINTS.values()
     assert len({(paint.hatch, paint.tall) for paint in paints}) == len(paints)
 
 
 def test_timeline_bars_of_the_batch_are_the_tall_ones():
-    tall = {
-        kind: plots_serving._PAINTS[kind].tall > 0.5
-        for kind in plots_serving._PAINTS
-    }
+    tall = {kind: serving._PAINTS[kind].tall > 0.5 for kind in serving._PAINTS}
     assert [kind for kind, is_tall in tall.items() if is_tall] == [
         "prefill",
         "decode",
@@ -657,8 +652,8 @@ def test_latency_refuses_bad_input(loads, curves, options, message):
 @pytest.mark.parametrize("count", range(1, 13))
 def test_the_key_takes_no_more_lines_than_it_needs(count):
     handles = [Line2D([], [], label="a label") for _ in range(count)]
-    columns = plots_serving._key_columns(handles)
-    room = 7 * 72 - 2 * plots_look._MARGIN
-    entry = plots_look._text_width("a label", 9) + plots_serving._KEY_ROOM
+    columns = serving._key_columns(handles)
+    room = 7 * 72 - 2 * style._MARGIN
+    entry = style._text_width("a label", 9) + serving._KEY_ROOM
     most = int(room // entry)
     assert -(-count // columns) == -(-count // min(count, most))

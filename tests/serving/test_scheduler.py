@@ -729,6 +729,8 @@ def test_a_token_that_is_no_integer_is_refused_and_changes_nothing(token):
     before = snapshot(scheduler)
     with pytest.raises(TypeError, match="tokens must be integers, got"):
         scheduler.update(batch, [5, token])
+    with pytest.raises(TypeError, match="in order, got a set"):
+        scheduler.update(batch, {5, 6})
     assert snapshot(scheduler) == before
     outputs = scheduler.update(batch, np.array([5, 6]))
     assert [(o.token_id, o.reason) for o in outputs] == [

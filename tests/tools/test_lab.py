@@ -64,6 +64,12 @@ def moved_name(root):
     write(root / "lab" / "01_a.ipynb", code=code)
 
 
+def moved_module(root):
+    code = "import llm_systems_cookbook.traces\n"
+    code += "from llm_systems_cookbook.memory import *"
+    write(root / "lab" / "01_a.ipynb", code=code)
+
+
 def broken(root):
     (root / "lab" / "01_a.ipynb").write_text("{")
 
@@ -85,6 +91,10 @@ def stale_record(root):
         (
             moved_name,
             "lab/01_a.ipynb imports traces from llm_systems_cookbook, which",
+        ),
+        (
+            moved_module,
+            "lab/01_a.ipynb imports llm_systems_cookbook.traces, which",
         ),
         (broken, "lab/01_a.ipynb cannot be compared"),
         (stale_record, "09_gone.json: a record of no notebook"),

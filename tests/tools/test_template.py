@@ -6,7 +6,7 @@ import sys
 import nbformat
 import pytest
 
-from llm_systems_cookbook.tools import notebooks as notebook_files
+from llm_systems_cookbook.tools import notebooks
 from llm_systems_cookbook.tools.notebooks import CookbookError, read_notebook
 from llm_systems_cookbook.tools.template import RULES, SECTIONS, WARNINGS, lint
 
@@ -544,4 +544,4 @@ def test_a_missing_extra_is_named(root, monkeypatch):
     notebook = read_notebook(path)
     monkeypatch.setitem(sys.modules, "nbformat", None)
     with pytest.raises(CookbookError, match="this command needs nbformat"):
-        notebook_files.write_cells(notebook, [])
+        notebooks.write_cells(notebook, [])

@@ -249,6 +249,7 @@ def _fetch(
 @inlined()
 def _part(count: int, i: int, parts: int) -> tuple[int, int]:
     """Return from where to where the i-th of equal parts goes."""
+    # Rounded up here: numba's cache would not see a change in another file.
     share = -(-count // parts)
     return min(i * share, count), min((i + 1) * share, count)
 

@@ -67,7 +67,8 @@ class Plan(NamedTuple):
 def plan_of(inputs: AttentionInputs, exact: torch.dtype) -> Plan:
     """Return the plan; the layers of a step share one.
 
-    It is made again when one of its tensors was changed in place.
+    It is made again when torch has written into one of its tensors since. A
+    write that torch does not count (through numpy, or `.data`) is not seen.
     """
     if inputs.plan is None:
         return _new_plan(inputs, exact)
