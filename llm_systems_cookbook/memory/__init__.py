@@ -1,4 +1,4 @@
-"""Where a token lives, in integers: which block, which slot. No tensors."""
+"""Where does a token live? In which block and slot, counted in integers."""
 
 from llm_systems_cookbook.memory.allocator import BlockAllocator, OutOfBlocks
 from llm_systems_cookbook.memory.manager import (

@@ -1,4 +1,4 @@
-"""Models: what they compute, and nothing of where a cache lies."""
+"""What computes? Models, which know nothing of where a cache lies."""
 
 from llm_systems_cookbook.models.tiny_gpt import (
     Attention,

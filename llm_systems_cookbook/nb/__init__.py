@@ -1,4 +1,4 @@
-"""What a notebook says: checks, measures and exercises, and their record."""
+"""What does a notebook say? Checks, measures, exercises, and their record."""
 
 from llm_systems_cookbook.nb.session import (
     AssertionsOff,

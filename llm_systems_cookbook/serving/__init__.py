@@ -1,4 +1,4 @@
-"""Time: who runs in the next step, and how long it takes.
+"""Who runs in the next step, and how long does it take?
 
 `Engine` is imported when it is asked for: it needs torch, the others do not.
 """

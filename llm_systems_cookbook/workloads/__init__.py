@@ -1,4 +1,4 @@
-"""Who asks: public traces of LLM serving, and lengths that are drawn."""
+"""Who asks? Public traces of LLM serving, and lengths that are drawn."""
 
 from llm_systems_cookbook.workloads.generated import (
     ALPACA_MEAN_INPUT,

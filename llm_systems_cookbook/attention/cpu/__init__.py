@@ -1,4 +1,4 @@
-"""Attention compiled by numba: the blocks are read in place, on the CPU."""
+"""How are the blocks read in place on a CPU? By loops that numba compiles."""
 
 from llm_systems_cookbook.attention.cpu.launch import cpu_attention, cpu_write
 

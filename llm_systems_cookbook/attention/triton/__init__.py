@@ -1,1 +1,1 @@
-"""Attention in Triton: the kernels, their launch, and the ladder to them."""
+"""How are the blocks read in place on a GPU? By kernels in Triton."""
