@@ -55,7 +55,7 @@ def write_kv(
         v_scale: the same for values.
         validate: read the slots and refuse bad ones; on a GPU that waits for
             the device. Without it, a slot out of range writes nothing, and
-            of two tokens for one slot either may stay.
+            if two tokens have the same slot, either of them may be kept.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, one cache for
