@@ -1,1 +1,1 @@
-"""What a maintainer runs: the command line, and what keeps pages in step."""
+"""What does a maintainer run? The `cookbook` command and its subcommands."""

@@ -1,4 +1,4 @@
-"""Attention compiled by numba: the blocks are read in place, on the CPU."""
+"""How does a CPU read the blocks in place? With loops that numba compiles."""
 
 from llm_systems_cookbook.attention.cpu.launch import cpu_attention, cpu_write
 

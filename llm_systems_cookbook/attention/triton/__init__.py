@@ -1,1 +1,1 @@
-"""Attention in Triton: the kernels, their launch, and the ladder to them."""
+"""How does a GPU read the blocks in place? With kernels written in Triton."""
