@@ -66,7 +66,7 @@ class AssertionsOff(_OneLineError):
 def bootstrap(name: str, interpret: bool = False) -> "Session":
     """Start a notebook's session and write an *incomplete* record.
 
-    It says where `paged_attention` runs here; see `triton_mode`.
+    It says where `paged_attention` runs here; see `attention.backends`.
 
     A run that stops before `Session.save` leaves that record behind. Calling
     it again starts anew.
