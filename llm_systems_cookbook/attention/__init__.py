@@ -1,7 +1,7 @@
 """Where are the bytes of keys and values, and how does a query meet them?
 
-A name is imported when it is asked for, because most of them need torch and
-`attention.backends`, which only says what could run here, does not.
+A name is imported only when it is asked for, because most of them need torch.
+`attention.backends` only says what could run here, so it does not need torch.
 """
 
 from importlib import import_module

@@ -114,9 +114,9 @@ def _reason(backend: str, place: Place) -> str:
 
 
 def rule_out(backend: str, reason: str) -> None:
-    """Let a backend be chosen in this process no more.
+    """Stop choosing a backend in this process.
 
-    It says so itself, when it has found out.
+    A backend calls this itself when it finds out that it cannot run.
     """
     _ruled_out[backend] = reason
 
@@ -127,7 +127,7 @@ _ruled_out: dict[str, str] = {}
 def _numbas_compiler_is_off() -> bool:
     """Tell whether numba runs its functions as plain Python; imports nothing.
 
-    The kernels are no plain Python: they would crash.
+    The kernels would crash, because they are no plain Python.
     """
     if "numba" in sys.modules:
         return bool(sys.modules["numba"].config.DISABLE_JIT)
@@ -152,7 +152,8 @@ def _why_not_triton(place: Place) -> str:
 
 
 def _could_interpret() -> bool:
-    # Not imported only to ask: the interpreter could not be turned on then.
+    # We do not import it only to ask, because the interpreter could not be
+    # turned on afterwards.
     if "triton" in sys.modules and interpreting():
         return True
     return os.environ.get(INTERPRET, "0") not in ("", "0")

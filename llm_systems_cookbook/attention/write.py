@@ -136,8 +136,8 @@ class CacheWrite:
         if kinds != self._kinds:
             _refuse_another(kinds, self._kinds)
         if self._backend in ("cpu", "triton"):
-            # torch sees no kernel write: a backward pass that needs what was
-            # there before would not raise.
+            # torch does not see that a kernel writes. Without this, a backward
+            # pass that needs the old numbers would not raise.
             increment_version((key_cache, value_cache))
         if self._backend == "triton":
             from llm_systems_cookbook.attention.triton.launch import (
@@ -157,7 +157,7 @@ class CacheWrite:
         key = as_stored(key, key_cache.dtype, self._k_scale)
         value = as_stored(value, value_cache.dtype, self._v_scale)
         if self._backend == "cpu":
-            # When it is used: numba takes a moment.
+            # Imported only when it is used, because numba takes a moment.
             from llm_systems_cookbook.attention.cpu import cpu_write
 
             cpu_write(key, value, key_cache, value_cache, self._slots)

@@ -1,4 +1,7 @@
-"""Where does a token live? In which block and slot, counted in integers."""
+"""Where does a token live? In a slot of a block, and integers say which.
+
+There are no tensors here, so a scheduler can count memory without torch.
+"""
 
 from llm_systems_cookbook.memory.allocator import BlockAllocator, OutOfBlocks
 from llm_systems_cookbook.memory.manager import (

@@ -38,8 +38,8 @@ class MemoryManager(Protocol):
     """What a scheduler asks of memory, by request id and token counts.
 
     Each call takes effect as a whole or not at all. `admit` and `grow` take
-    the memory at once, so what one request was promised, the next cannot
-    get.
+    the memory at once, so the next request cannot get what was promised to
+    this one.
     """
 
     block_size: int
@@ -90,10 +90,10 @@ class MemoryManager(Protocol):
 
 
 class SharingMemory(MemoryManager, Protocol):
-    """What a scheduler asks besides, where `shares_blocks` is true.
+    """What a scheduler asks in addition where `shares_blocks` is true.
 
-    Samples of a request then share its prompt, and whoever is preempted may
-    be moved to the host instead of being computed again.
+    Samples of a request then share its prompt. A preempted request may be
+    moved to the host, and then it need not be computed again.
     """
 
     def fork(self, request_id: Hashable, new_id: Hashable) -> None:

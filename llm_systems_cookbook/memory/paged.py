@@ -79,7 +79,8 @@ class PagedMemory:
         )
         (shared_tokens,) = require_at_least(0, shared_tokens=shared_tokens)
         each = cdiv(num_tokens, self.block_size)
-        # Rounded down: a partly filled block is copied by each but the last.
+        # Rounded down, because all samples but the last copy a partly filled
+        # block.
         shared = min(shared_tokens // self.block_size, each)
         if num_tokens <= shared_tokens:
             shared = each  # no sample ever writes, so nothing is copied
@@ -120,7 +121,8 @@ class PagedMemory:
 
     def _require_new(self, request_id: Hashable) -> None:
         require_unknown(self._tables, request_id)
-        # On the host it keeps its name: two of one name could not come back.
+        # A name on the host stays taken: if another request took it, the
+        # first one could not come back.
         if request_id in self._host_tables:
             raise ValueError(f"request {request_id!r} is swapped out")
 
@@ -139,8 +141,8 @@ class PagedMemory:
         """
         table = self.table(request_id)
         try:
-            # Every decode step comes here: take the short way. A numpy 1
-            # takes the other one, which checks it.
+            # Every decode step comes here, so one token takes the short way.
+            # A numpy 1 takes the other way, which checks it.
             if isinstance(num_tokens, int) and num_tokens == 1:
                 copy = table.append(self.allocator)
                 copies = [] if copy is None else [copy]
@@ -148,16 +150,16 @@ class PagedMemory:
                 copies = table.extend(self.allocator, num_tokens)
         except OutOfBlocks:
             return False
-        # By destination: it is this request's alone until the copy is made,
-        # while several may copy from one source.
+        # The key is the destination, because until the copy is made only this
+        # request has that block, while several copies may share a source.
         self._copies |= {copy.destination: copy for copy in copies}
         return True
 
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies to make before the next write, and forget them.
 
-        Copies for a request that has left the pool meanwhile are not needed
-        any more, and not among them.
+        Copies for a request that has left the pool in the meantime are not
+        needed any more, so they are not returned.
         """
         copies = list(self._copies.values())
         self._copies.clear()
@@ -210,7 +212,7 @@ class PagedMemory:
         Raises:
             KeyError: unknown request, or one that is swapped out already.
         """
-        # All names are looked up first: an unknown one must move nobody.
+        # All names are looked up first, so that an unknown one moves nobody.
         tables = {i: self.table(i) for i in request_ids}
         if self.host is None or _distinct(tables) > self.host.free_blocks:
             return None
@@ -220,14 +222,14 @@ class PagedMemory:
                 tables, self._tables, self._host_tables, self.host
             )
         ]
-        # Last: until here a promised copy says where the contents are.
+        # Only now: until here a promised copy says where the contents are.
         for table in tables.values():
             self._give_back(table)
         return pairs
 
     def _give_back(self, table: SequenceTable) -> None:
         """Give back a table's blocks, and forget the copies into them."""
-        # Made later, such a copy would overwrite the block's next owner.
+        # Made later, such a copy would overwrite the next owner's tokens.
         for block_id in table.block_ids if self._copies else ():
             self._copies.pop(block_id, None)
         table.free(self.allocator)
@@ -267,8 +269,8 @@ class PagedMemory:
     def growth_after_swap_in(self, lengths: Mapping[Hashable, int]) -> int:
         """Return the blocks that requests take once they are back.
 
-        Beyond those that `swap_in` takes: for more tokens, and for copies of
-        shared tails that are written.
+        They come on top of those that `swap_in` takes: blocks for more
+        tokens, and for copies of shared tails that are written.
 
         Args:
             lengths: tokens that each request is to hold, by the ids of
@@ -286,7 +288,7 @@ class PagedMemory:
             blocks += cdiv(length, self.block_size) - len(table.block_ids)
             if table.length < min(length, table.capacity):
                 writers[table.block_ids[-1]] += 1
-        # The last one to own a shared tail writes in place: no copy.
+        # The last owner of a shared tail writes in place, without a copy.
         copies = [min(n, owners[tail] - 1) for tail, n in writers.items()]
         return blocks + sum(copies)
 
@@ -306,7 +308,7 @@ class PagedMemory:
         Raises:
             KeyError: unknown request, or one that is swapped out.
         """
-        # One look-up: every token of every sequence comes through here.
+        # Only one look-up, because every token of a sequence comes here.
         table = self._tables.get(request_id)
         if table is not None:
             return table
@@ -361,7 +363,7 @@ class PagedMemory:
             reserved += end - table.length
             internal += table.capacity - end
             blocks += len(table.block_ids)
-        # More listed than used: some are shared, and were counted twice.
+        # Tables list more than is used: shared blocks were counted twice.
         if blocks != self.allocator.used_blocks:
             return self._usage_of_shared()
         taken = token_states + reserved + internal

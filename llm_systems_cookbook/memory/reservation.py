@@ -56,7 +56,7 @@ class _Used:
         """Return a region's first slot and its size; it is not used now."""
         if start not in self._used:
             raise ValueError(f"no region in use starts at slot {start}")
-        # 4.0 is found under 4, and could not be combined with a size.
+        # A dict finds 4.0 under 4, but the arithmetic needs an integer.
         (start,) = require_at_least(0, start=start)
         return start, self._used.pop(start)
 
@@ -124,7 +124,7 @@ class BuddyRegions(_Used):
         found = wanted
         while not self._free[found]:
             found *= 2
-        # The lowest: any other order would make runs differ by hash.
+        # The lowest, so that the order of a set does not decide.
         start = min(self._free[found])
         self._free[found].remove(start)
         while found > wanted:
@@ -220,7 +220,7 @@ class FirstFitRegions(_Used):
             ValueError: no region in use starts there.
         """
         start, size = self._give_up(start)
-        # The right hole first: to take the left one out would shift it.
+        # The right hole first, because removing the left one would shift it.
         i = bisect.bisect(self._holes, (start, 0))
         if i < len(self._holes) and self._holes[i][0] == start + size:
             size += self._holes.pop(i)[1]

@@ -96,13 +96,13 @@ class ReservedMemory:
         if num_tokens > self.max_tokens:
             return False
         if prompt == 0:
-            # Not known: a promise must hold for every prompt.
+            # It is not known, so the promise must hold for every prompt.
             prompt = _least_favourable_prompt(num_tokens)
         size = self._size(min(prompt, num_tokens), num_tokens)
         if samples == 1:
             return self.regions.ever_fits(size)
-        # Tried on an empty pool: buddies are aligned, so how many regions
-        # fit beside each other is more than a division.
+        # We try it on an empty pool, because buddies are aligned: a division
+        # does not tell how many regions fit beside each other.
         empty = type(self.regions)(self.capacity)
         try:
             for _ in range(samples):
@@ -124,7 +124,7 @@ class ReservedMemory:
             request_id: a name not in use.
             num_tokens: tokens to hold now (the prompt), at least 1.
             final_tokens: tokens held at the end; `pow2` and `oracle` need it.
-            keep_free: not used: no request grows out of its region.
+            keep_free: not used, because no request grows out of its region.
 
         Raises:
             ValueError: the id is in use, lengths out of order or above
@@ -168,8 +168,8 @@ class ReservedMemory:
         (num_tokens,) = require_at_least(0, num_tokens=num_tokens)
         reservation = get_known(self._reservations, request_id)
         length = reservation.length + num_tokens
-        # An error and not False: the caller broke its promise, and nobody
-        # who is preempted would make this region larger.
+        # An error, because the caller broke its promise. False would ask it
+        # to preempt others, and that would not make this region larger.
         if length > reservation.size:
             raise ValueError(
                 f"request {request_id!r}: {length} tokens in a reservation "
@@ -232,7 +232,7 @@ class ReservedMemory:
         token_states = reserved = internal = 0
         for region in self._reservations.values():
             final = region.size if region.final is None else region.final
-            # A request may go past the end it announced, up to its region's.
+            # It may grow past the length it announced, to the region's end.
             final = max(final, region.length)
             token_states += region.length
             reserved += final - region.length

@@ -221,7 +221,7 @@ def time_weighted(
     """
     if num_steps is not None:
         require_at_least(0, num_steps=num_steps)
-    # What others have is never released here: we might wait for it for ever.
+    # Memory of others is never released here, so waiting might never end.
     if memory.usage().external < memory.capacity:
         raise ValueError(f"the memory is in use: {memory.usage()}")
     arrivals = iter(_as_sequences(lengths))
@@ -270,7 +270,7 @@ def _grow(memory: MemoryManager, running: list[Sequence]) -> list[Sequence]:
     """
     preempted = []
     grown = 0
-    # By index: the list gets shorter at its end while we go through it.
+    # By index, because the list gets shorter at its end meanwhile.
     while grown < len(running):
         if memory.grow(running[grown].request_id):
             running[grown].length += 1

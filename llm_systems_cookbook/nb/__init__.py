@@ -1,4 +1,4 @@
-"""What does a notebook say? Checks, measures, exercises, and their record."""
+"""What does a notebook say? What its session checks, measures and records."""
 
 from llm_systems_cookbook.nb.session import (
     AssertionsOff,

@@ -130,7 +130,7 @@ def _fit_floats(array: np.ndarray) -> bool:
     """Return whether float64 holds every number of an array exactly."""
     if array.dtype.kind in "fc":
         return True
-    # What is in a list is anyone's guess, and lists are short.
+    # A list may hold anything, and lists are short, so they stay exact.
     return array.dtype.kind != "O" and (
         int(array.min()) >= -_EXACT_FLOAT_LIMIT
         and int(array.max()) <= _EXACT_FLOAT_LIMIT
@@ -153,7 +153,7 @@ def _python_number(item: numbers.Number) -> int | float | complex:
     if isinstance(item, numbers.Integral | np.bool_):
         return int(item)
     if isinstance(item, numbers.Real | Decimal):
-        # A large integer less a float is rounded, less an integer it is not.
+        # A large integer minus a float is rounded; minus an integer it is not.
         with suppress(OverflowError, ValueError):  # infinite, or NaN
             if int(item) == item:
                 return int(item)

@@ -1,4 +1,4 @@
-"""What does a reader see? One visual language for every notebook.
+"""What does a reader see? Pictures that speak the same language everywhere.
 
 Three colours have one meaning each, everywhere: `LIVE` (blue) holds tokens,
 `WASTE` (orange, always hatched as an area) is reserved or lost, `SHARED`

@@ -1,6 +1,7 @@
-"""Who runs in the next step, and how long does it take?
+"""Who runs in the next step, and how long do the requests take?
 
-`Engine` is imported when it is asked for: it needs torch, the others do not.
+`Engine` is imported only when it is asked for, because it needs torch and the
+other names do not.
 """
 
 from typing import TYPE_CHECKING

@@ -68,7 +68,7 @@ class Options(TypedDict, total=False):
 
 
 class Model(Protocol):
-    """What an engine needs of a model. It knows no cache layout."""
+    """What an engine needs of a model, which knows no cache layout."""
 
     vocab_size: int
     max_context: int
@@ -374,14 +374,15 @@ class Engine:
     def step(self) -> list[TokenOutput]:
         """Compute the next step; return its tokens, and what has failed.
 
-        A model that raises, or returns what is no logits, is run again with
-        each entry alone, to find out whose fault it is: that request ends
-        with the reason "error", the others go on. So does a request whose
-        logits are NaN. When each entry works alone, the model fails on
-        batches: a RuntimeWarning says so once, as every step takes longer.
+        A model that raises, or returns no usable logits, is run again with
+        each entry alone, to find out whose fault it is. That request ends
+        with the reason "error", and the others go on. A request whose logits
+        are NaN ends in the same way. When each entry works alone, the model
+        fails on batches only. Every step then takes longer, so a
+        RuntimeWarning says it once.
 
         Ctrl-C waits while memory and requests change together. If it comes
-        before the tokens are taken, the next call does the step again. If it
+        before the tokens are taken, the next call repeats the step. If it
         comes later, the next call returns the tokens that were computed.
 
         Raises:
@@ -458,7 +459,7 @@ class Engine:
             message = f"{type(error).__name__}: {error}"
         if len(entries) > 1:
             return self._compute_one_by_one(entries, message)
-        # Reported with the request: nobody else is concerned.
+        # The error is reported with its request; it concerns no other.
         return [-1] * len(entries[0].produces), [(entries[0], message)]
 
     def _compute_one_by_one(
@@ -472,7 +473,7 @@ class Engine:
         return [token for tokens, _ in results for token in tokens], errors
 
     def _warn_of_batches(self, count: int, message: str) -> None:
-        """Say once what else would only show as a slow engine."""
+        """Say once what would otherwise only show as a slow engine."""
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -645,7 +646,7 @@ class Engine:
 
 
 def _require_logits(logits: object, shape: tuple[int, int]) -> None:
-    """Refuse what no token can be chosen from, whatever its numbers are."""
+    """Refuse logits from which no token can be chosen, whatever they hold."""
     if not isinstance(logits, Tensor):
         raise TypeError(
             f"the model returned {type(logits).__name__}, not a tensor"

@@ -27,7 +27,7 @@ class Guard:
         """Call a function, unless another thread's call is running.
 
         Raises:
-            RuntimeError: it is; the function was not called.
+            RuntimeError: one is running; the function was not called.
         """
         me = threading.get_ident()
         outermost = self._owner != me
@@ -35,8 +35,8 @@ class Guard:
             self._take(me)
             return function(*args, **options)
         finally:
-            # Ctrl-C is raised where a function is called. None is called
-            # here: else the guard could stay taken, and refuse for ever.
+            # Ctrl-C is raised where a function is called. So we call none
+            # here: otherwise the guard could stay taken for ever.
             if outermost and self._owner == me:
                 self._owner = None
 
@@ -57,7 +57,7 @@ class Guard:
         """Call a function that computes a step, unless a step is running.
 
         Raises:
-            RuntimeError: it is; the function was not called.
+            RuntimeError: one is running; the function was not called.
         """
         if self._is_stepping:
             raise RuntimeError("a step is running already")

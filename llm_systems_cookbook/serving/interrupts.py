@@ -12,8 +12,9 @@ def interrupts_held() -> Iterator[None]:
     """Let an interrupt of the block be raised only at its end.
 
     Python interrupts the main thread alone, so in any other there is nothing
-    to do. Nor is there where a program handles the signal otherwise than by
-    a function: it then decides what Ctrl-C means.
+    to do. Nor is there anything to do where the program's handler of the
+    signal is not a function, because the program then decides what Ctrl-C
+    means.
     """
     handler = signal.getsignal(signal.SIGINT)
     in_main = threading.current_thread() is threading.main_thread()

@@ -222,9 +222,9 @@ class Scheduler:
         """Put requests at the end of the queue, all or none.
 
         Raises:
-            ValueError: an id is that of an unfinished request; or, as
-                RequestRefused, one could never run, even alone. Nothing has
-                changed.
+            ValueError: an id belongs to an unfinished request. It is a
+                RequestRefused when a request could never run, even alone.
+                Nothing has changed.
         """
         states: dict[Hashable, RequestState] = {}
         for request in requests:
@@ -269,13 +269,14 @@ class Scheduler:
                 a request that runs alone, or was just admitted, cannot grow.
                 Then somebody else has taken from this memory.
         """
-        # Forgotten first: should this raise, the batch before is no longer
-        # what memory is prepared for.
+        # Forgotten first: if this raises, memory is no longer prepared for
+        # the batch before.
         self._scheduled = None
         batch = Batch(self.max_num_batched_tokens)
         self._continue_running(batch)
-        # What was just preempted would not fit anyway. And so no block goes
-        # out and in within one step, where the order of moves would matter.
+        # What was just preempted would not fit anyway. It also means that no
+        # block goes out and in within one step, so the order of moves does
+        # not matter.
         if not batch.preempted:
             self._resume_preempted(batch)
             self._admit_waiting(batch)
@@ -292,7 +293,7 @@ class Scheduler:
     def _continue_running(self, batch: Batch) -> None:
         for state in list(self.running):
             if state.status is Status.PREEMPTED:
-                return  # by an older one, and so are all that are newer
+                return  # an older one preempted it and all newer ones
             self._schedule(state, batch)
 
     def _schedule(self, state: RequestState, batch: Batch) -> None:
@@ -337,7 +338,7 @@ class Scheduler:
                 f"{self.memory.usage()}"
             )
         # Its room was counted, so somebody else has taken from this memory.
-        # Preempted, it would be admitted again, and so on for ever.
+        # If we preempted it, it would be admitted again, and so on for ever.
         if newest in batch.resumed + batch.admitted:
             raise RuntimeError(
                 f"request {newest.request_id!r} was just promised room and "
@@ -349,13 +350,13 @@ class Scheduler:
         if not self._swap_out(state, batch):
             self._discard_cache(state)
         state.status = Status.PREEMPTED
-        # In front: those before it in the queue are newer than it is.
+        # In front, because all that are in this queue are newer than it is.
         self.preempted.appendleft(state)
         batch.preempted.append(state.request)
         return state
 
     def _swap_out(self, state: RequestState, batch: Batch) -> bool:
-        # Blocks without contents are cheaper taken anew than moved.
+        # It is cheaper to take blocks without contents anew than to move them.
         computed = any(sample.num_computed for sample in state.with_tables)
         if self.preemption == "recompute" or not computed:
             return False
@@ -415,7 +416,7 @@ class Scheduler:
             self._start(state, batch)
 
     def _may_admit(self, state: RequestState, batch: Batch) -> bool:
-        # A group takes its seats before it forks: it could not fork later.
+        # A group takes all its seats now, because forking needs them later.
         seats = sum(len(running.unfinished) for running in self.running)
         free = self.max_num_seqs - seats
         return batch.budget > 0 and len(state.unfinished) <= free
@@ -446,7 +447,7 @@ class Scheduler:
         Without room for them, it would be preempted again at once.
         """
         size = self.memory.block_size
-        if state.forked:  # and swapped out: else it is given all it needs
+        if state.forked:  # and swapped out; otherwise it is given all it needs
             lengths = {s.sequence_id: s.num_tokens for s in state.with_tables}
             return self.memory.growth_after_swap_in(lengths) * size
         prompt = state.request.num_prompt_tokens
@@ -514,7 +515,7 @@ class Scheduler:
         return outputs
 
     def _take_entry(self, entry: Entry) -> None:
-        # Before the tokens: a fork shares what is computed, so it must know.
+        # Before the tokens, because a fork shares what is computed.
         entry.sample.num_computed = entry.end
         state = self._states[entry.request.request_id]
         if not state.forked and entry.end == state.target(entry.sample):
@@ -556,7 +557,7 @@ class Scheduler:
             return False
         if self._holds_memory(state):
             self._release(state)
-        # Batches still list the samples: this is how they know.
+        # Batches still list the samples, and see by this what was aborted.
         for sample in state.unfinished:
             sample.reason = "abort"
         self._queues[state.status].remove(state)
@@ -598,7 +599,7 @@ class Scheduler:
         )
 
     def assert_consistent(self) -> None:
-        """Check the queues, and that those have memory who should.
+        """Check the queues, and that memory is held only by its owners.
 
         Raises:
             AssertionError: naming what is wrong.

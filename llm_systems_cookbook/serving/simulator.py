@@ -114,8 +114,8 @@ def _subsets(n: int) -> Iterator[list[int]]:
 class Simulator:
     """Drive a scheduler by a clock; every token it generates is 0.
 
-    Requests end by `output_len` or `max_new_tokens`. For one thread at a
-    time, as an engine is.
+    Requests end by `output_len` or `max_new_tokens`. Like an engine,
+    it is for one thread at a time.
 
     Args:
         scheduler: as an engine takes it.

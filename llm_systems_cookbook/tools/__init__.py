@@ -1,1 +1,1 @@
-"""What does a maintainer run? Notebooks, their lint and sync, benchmarks."""
+"""What does a maintainer run? The `cookbook` command and its subcommands."""

@@ -220,7 +220,7 @@ def _exit_status(
 
 def _kill(process: subprocess.Popen) -> None:
     if hasattr(os, "killpg"):
-        # It is an error when nobody of the group is left.
+        # No process of the group may be left, which raises an error.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     else:

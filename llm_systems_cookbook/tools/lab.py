@@ -67,7 +67,7 @@ def _remarks(path: Path, original: Path) -> Iterator[str]:
 
 
 def _taught(notebook: Notebook) -> set[str]:
-    """Return the cells that no answer and no try of a reader's changes."""
+    """Return the cells that teach, which no answer changes."""
     return {
         cell.source
         for cell in notebook.cells
@@ -119,7 +119,7 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 def _spec(module: str) -> ModuleSpec | None:
     try:
         return find_spec(module)
-    except ModuleNotFoundError:  # what should hold it is no package
+    except ModuleNotFoundError:  # its parent is not a package
         return None
 
 

@@ -224,7 +224,8 @@ def _start_worker(stop: Event) -> None:
 
 
 def _end_with_parent() -> None:
-    # A killed parent sets nothing. A kernel ends by itself with its worker.
+    # A killed parent cannot set `stop`, so we wait for its end. The kernel
+    # ends by itself when its worker does.
     multiprocessing.parent_process().join()
     os._exit(1)
 
@@ -270,7 +271,7 @@ def _run_cells(path: Path, settings: Settings, begun: list[str]) -> None:
 
     def begin(cell: Any, cell_index: int) -> None:  # noqa: ANN401
         begun.append(cell.get("id", f"number {cell_index}"))
-        # A kernel that is busy would hear a polite request too late.
+        # A busy kernel would see a request to shut down too late.
         client.shutdown_kernel = "immediate"
 
     def end(**_: object) -> None:

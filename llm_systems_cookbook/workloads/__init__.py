@@ -1,4 +1,4 @@
-"""Who asks? Public traces of LLM serving, and lengths that are drawn."""
+"""Who asks? The requests of public traces, or requests drawn at random."""
 
 from llm_systems_cookbook.workloads.generated import (
     ALPACA_MEAN_INPUT,

@@ -1,4 +1,4 @@
-"""How are the blocks read in place on a CPU? By loops that numba compiles."""
+"""How does a CPU read the blocks in place? With loops that numba compiles."""
 
 from llm_systems_cookbook.attention.cpu.launch import cpu_attention, cpu_write
 

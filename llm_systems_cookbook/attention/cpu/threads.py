@@ -1,7 +1,8 @@
 """Run a parallel kernel on numba's threads, which other libraries share.
 
-Starting them changes settings of OpenMP that torch reads too; two Python
-threads may not use them at once everywhere; and a forked process has none.
+Starting them changes settings of OpenMP that torch reads, too. Not every
+layer of threads can be used by two Python threads at once, and a forked
+process has none of them.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ FORKED = (
 # long as they have not started.
 _layer = ""
 _is_forked = False
-# A thread may take it twice: a signal's handler may attend, too.
+# A thread may take it twice, because a signal's handler may attend, too.
 _one_at_a_time = threading.RLock()
 
 
@@ -38,8 +39,8 @@ def run(kernel: Callable[..., None], threads: int, *arguments: object) -> None:
         raise RuntimeError(FORKED)
     if not _layer:
         _start()
-    # Nothing is set that is right already: each call costs microseconds, and
-    # a layer of a small step has few.
+    # What is right already is not set again, because each call costs
+    # microseconds, and a layer of a small step takes only a few.
     before = get_num_threads()
     if before != threads:
         set_num_threads(threads)
@@ -104,13 +105,13 @@ def _numbas_openmp() -> str:
 
 def _after_fork() -> None:
     global _is_forked, _one_at_a_time
-    # Another thread may have held it, and that thread is not here.
+    # A thread that does not exist in the child may have held the lock.
     _one_at_a_time = threading.RLock()
     if _layer == "omp":
         _is_forked = True
         backends.rule_out("cpu", FORKED)
-        # torch may share the threads that are not here. With one, it asks for
-        # none: as it does itself in the processes that load its data.
+        # torch may share the threads that do not exist here. With one thread
+        # it needs none of them; its own data loaders do the same.
         torch.set_num_threads(1)
 
 

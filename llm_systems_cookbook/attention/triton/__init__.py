@@ -1,1 +1,1 @@
-"""How are the blocks read in place on a GPU? By kernels in Triton."""
+"""How does a GPU read the blocks in place? With kernels written in Triton."""
