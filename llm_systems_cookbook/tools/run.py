@@ -15,6 +15,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from llm_systems_cookbook.nb.record import write_atomic
 from llm_systems_cookbook.tools.notebooks import (
     CookbookError,
@@ -164,8 +166,6 @@ def _workers_ignore_ctrl_c() -> Iterator[None]:
 def _report_each(
     futures: dict[Future[Run], Path], report: Callable[[str], None]
 ) -> None:
-    from tqdm import tqdm  # the command line starts without it
-
     # disable=None: no bar where nobody watches (a pipe, a log file).
     with tqdm(total=len(futures), unit="notebook", disable=None) as bar:
         for future in as_completed(futures):
